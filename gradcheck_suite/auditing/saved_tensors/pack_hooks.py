@@ -298,7 +298,7 @@ class SavedTensors:
         in_place = tensor.data_ptr() == packed.checked_address
         if in_place and first.proven_at is now:
             return
-        unchanged: bool | Tensor = True
+        unchanged: bool | Tensor | None = None  # as long as it could not be read
         content = packed.fingerprint
         if (
             type(content) is bytes
@@ -317,10 +317,16 @@ class SavedTensors:
                     unchanged = without_user_modes(same_columns, content, content.words)
                 else:
                     unchanged = without_user_modes(whether_same, content, tensor)
-        first.proven_at = now if unchanged is True else None
+        if unchanged is not None:
+            first.proven_at = now if unchanged is True else None
         self.checksum_seconds += perf_counter() - began
-        if unchanged is True or not inside_backward():
-            return
+        if unchanged is not None and unchanged is not True and inside_backward():
+            self._note_change(packed, unchanged, in_place=in_place)
+
+    def _note_change(
+        self, packed: PackedTensor, unchanged: bool | Tensor, *, in_place: bool
+    ) -> None:
+        """Tell of contents that differ, or will once an accelerator's answer is read."""
         node = current_node()
         if node is not None and _is_rewritten_by_its_op(node, packed):
             return
@@ -332,11 +338,11 @@ class SavedTensors:
             change="content" if in_place else "memory",
             site=call_site(),
         )
-        if unchanged is False:
+        if isinstance(unchanged, bool):
             self._tell(event)
         else:
             self.asked.append((unchanged, event))
-            self._held += tensor.nbytes
+            self._held += packed.tensor.nbytes
             if self._held > _HELD:
                 self.read_answers()
 

@@ -109,13 +109,15 @@ class BareNode:
 
 
 def catch_nodes(
-    recording: RecordedCall, fresh: RecordedCall, cotangents: Sequence[torch.Tensor]
+    recording: RecordedCall,
+    record_again: Callable[[], RecordedCall],
+    cotangents: Sequence[torch.Tensor],
 ) -> list[CaughtNode]:
     """Run backward once and catch what arrives at the nodes of custom Functions.
 
     A Function that is used often is looked at in three places. What is returned are the nodes of
-    ``fresh``, the same call recorded again: no backward has run there, which a Function that is
-    right the first time alone would remember.
+    the same call recorded again: no backward has run there, which a Function that is right the
+    first time alone would remember.
     """
     caught: dict[Node, dict[int, torch.Tensor]] = {}
     handles = []
@@ -135,8 +137,8 @@ def catch_nodes(
     finally:
         for handle in handles:
             handle.remove()
-    fresh.make_ready()
-    unused = dict(zip(custom_nodes(recording.tensors), custom_nodes(fresh.tensors), strict=True))
+    fresh = custom_nodes(record_again().tensors)
+    unused = dict(zip(custom_nodes(recording.tensors), fresh, strict=True))
     return [
         CaughtNode(unused[node], function, caught[node])
         for node, function in nodes

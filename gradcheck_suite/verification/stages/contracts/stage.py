@@ -102,8 +102,11 @@ class _Probe:
         yield from constant_outputs(self._state, self._recording, self._cotangents)
         self._recording.make_ready()
         try:
-            fresh = RecordedCall.of(self._state.subject, self._state.context.point)
-            nodes = catch_nodes(self._recording, fresh, self._cotangents)
+            nodes = catch_nodes(
+                self._recording,
+                lambda: RecordedCall.of(self._state.subject, self._state.context.point),
+                self._cotangents,
+            )
         except Exception:  # noqa: BLE001 - a backward that runs once only, which whole outputs tell
             nodes = []
         for caught in nodes:

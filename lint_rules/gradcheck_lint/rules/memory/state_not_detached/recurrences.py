@@ -47,7 +47,7 @@ def recurrences(function: FunctionModel) -> Iterator[Recurrence]:
         kept = [
             value
             for value in values
-            if _goes_on(value, attribute, begun, module)
+            if _goes_on(value, attribute, begun, function)
             and not _is_made_of_cuts(value, attribute, begun, function)
         ]
         if not is_forward and not _is_given_to_model(attribute, function):
@@ -68,15 +68,12 @@ def recurrences(function: FunctionModel) -> Iterator[Recurrence]:
         yield Recurrence(attribute, kept[0].node, is_renewed)
 
 
-def _goes_on(value: Value, attribute: str, begun: frozenset[int], module: ModuleModel) -> bool:
+def _goes_on(value: Value, attribute: str, begun: frozenset[int], function: FunctionModel) -> bool:
     """Tell whether a value has a graph and is made of the attribute's last value."""
     has_graph = value.kind is Kind.HISTORY or (value.kind is Kind.UNKNOWN and bool(value.through))
     if not has_graph or (value.cut is not None and not value.certain):
         return False
-    if value.mentions & begun:
-        return True
-    own = (module.on_self(site) for site in value.mentions)
-    return any(known is not None and known[1] == attribute for known in own)
+    return _goes_back_to(value, attribute, begun, function)
 
 
 def _is_made_of_cuts(
