@@ -42,6 +42,7 @@ def run_quietly(loop):
 
 
 @pytest.mark.parametrize("name", BUGGY)
+@pytest.mark.sampled(every=4)
 def test_the_mistake_is_found(audited, line_of, name):
     code, loop = BUGGY[name]
     session = audited(lambda: run_quietly(loop))
@@ -75,6 +76,7 @@ def test_parameters_that_nobody_trains_are_told_of_once(audited, name):
 
 
 @pytest.mark.parametrize("name", CLEAN)
+@pytest.mark.sampled(every=4)
 def test_nothing_is_said_but_notes(audited, name):
     session = audited(lambda: run_quietly(CLEAN[name]))
     assert session.report.at_least(Severity.WARNING) == ()
