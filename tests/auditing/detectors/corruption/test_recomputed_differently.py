@@ -32,7 +32,7 @@ def test_a_checkpoint_whose_backward_never_comes_and_one_that_fails_are_no_findi
             )
             for reentrant in (False, True):
                 x = torch.randn(2, 4, requires_grad=True)
-                with pytest.raises(ValueError, match="^no$"):
+                with pytest.raises(ValueError, match=r"^no$"):
                     checkpoint(failing, x, use_reentrant=reentrant)
 
     assert not [each for each in audited(loop).findings if each.code == "GCS613"]
