@@ -9,4 +9,9 @@ class Encoder(nn.Module):
         self.body = nn.Sequential(nn.Linear(width, width), nn.Dropout(0.5))
 
     def forward(self, x):
-        return checkpoint(self.body, self.inp(x), use_reentrant=False, preserve_rng_state=False)
+        return checkpoint(
+            self.body,
+            self.inp(x),
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
