@@ -18,6 +18,7 @@ from gradcheck_suite.commands import (
     doctor,
     explain,
     graph,
+    init,
     localize,
     rules,
     verify,
@@ -56,6 +57,7 @@ _COMMANDS = {
     "explain": explain,
     "rules": rules,
     "doctor": doctor,
+    "init": init,
 }
 _FOR_THE_LINTER = ("lint", "check", "fix", "format", "server")
 
