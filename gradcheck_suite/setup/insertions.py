@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from gradcheck_suite.errors import UsageError
@@ -159,10 +160,8 @@ def _composed(yaml: Any, before: bytes, name: str) -> tuple[Any, dict[str, Any]]
 def _yaml() -> Any:
     """Return a reader of YAML: libcst brings one, whose name depends on Python's version."""
     for module in ("yaml", "yaml_ft"):
-        try:
+        if find_spec(module) is not None:
             return import_module(module)
-        except ModuleNotFoundError:
-            continue
     raise UsageError("a YAML file can't be changed without PyYAML: pip install pyyaml")
 
 
