@@ -87,7 +87,7 @@ def entry_page(entry: catalogue.Entry) -> str:
     rooms = rooms_of(entry)
     if "auditing" in rooms:
         parts.append(
-            f"In a test that is audited, where it is meant: `autograd_audit.allow(\"{entry.slug}\")`."
+            f'In a test that is audited, where it is meant: `autograd_audit.allow("{entry.slug}")`.'
             if entry.in_source
             else "## How to silence it\n\nIn a test that is audited, where it is meant: "
             f'`autograd_audit.allow("{entry.slug}")`.'
@@ -181,7 +181,9 @@ def with_contents(index: str) -> str:
         pages = [page for page in dict.fromkeys(pages) if "://" not in page]
         if caption == "Reference":
             pages = ["reference.md", *pages, *(f"catalogue/{e.code}.md" for e in catalogue.ENTRIES)]
-        parts.append(f"```{{toctree}}\n:hidden:\n:caption: {caption}\n\n" + "\n".join(pages) + "\n```")
+        parts.append(
+            f"```{{toctree}}\n:hidden:\n:caption: {caption}\n\n" + "\n".join(pages) + "\n```"
+        )
     return "\n\n".join(parts) + "\n"
 
 

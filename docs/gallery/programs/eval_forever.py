@@ -15,7 +15,9 @@ from torch import nn
 
 class Trainer:
     def __init__(self):
-        self.model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 1))
+        self.model = nn.Sequential(
+            nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 1)
+        )
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
 
     def validate(self):

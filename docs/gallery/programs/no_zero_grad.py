@@ -26,7 +26,9 @@ def train_epoch(model, optimizer, criterion, steps=20):
 
 def main():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 1), nn.Flatten(0))
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 1), nn.Flatten(0)
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     print(f"loss {train_epoch(model, optimizer, nn.MSELoss()):.3f}")
 
