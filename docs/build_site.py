@@ -1,7 +1,7 @@
 """Build the documentation as pages that open from disk: ``python docs/build_site.py [OUT]``.
 
-The pages in docs/ are written to be read on GitHub as well. What only the site has is made here, in a
-folder of its own: a page for each entry of the catalogue, the reference from docstrings, and the
+The pages in docs/ are written to be read on GitHub as well. What only the site has is made here, in
+a folder of its own: a page for each entry of the catalogue, the reference from docstrings, and the
 contents, which follow the lists of docs/index.md. Sphinx then builds them, warnings being errors.
 """
 
@@ -26,28 +26,23 @@ ENTRIES = ROOT / "gradcheck_suite" / "catalogue" / "entries"
 LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
 FENCE = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 
+_MEASURED = "([measured](../benchmarks.md))"
 ROOMS = {
-    "auditing": (
-        "An audit",
-        "an audit looks for all its mistakes at once and keeps what it adds to a step within"
-        " `--overhead`, 5 % by default ([measured](../benchmarks.md))",
-    ),
-    "verification": (
-        "`check_gradients`",
-        "a check calls the function some dozens of times, in a test and not in training"
-        " ([measured](../benchmarks.md))",
-    ),
-    "accumulation": (
-        "`check_accumulation`",
-        "the loop runs over one batch three times, in a test and not in training",
-    ),
-    "graph": (
-        "A graph",
-        "one walk over the nodes; a recorded forward takes up to twice its time"
-        " ([measured](../benchmarks.md))",
-    ),
+    "auditing": "An audit looks for all its mistakes at once and keeps what it adds to a step"
+    f" within `--overhead`, 5 % by default {_MEASURED}.",
+    "verification": "`check_gradients` calls the function some dozens of times, in a test and not"
+    f" in training {_MEASURED}.",
+    "accumulation": "`check_accumulation` runs the loop over one batch three times, in a test and"
+    " not in training.",
+    "graph": "A graph is one walk over the nodes; a recorded forward takes up to twice its time"
+    f" {_MEASURED}.",
 }
-"""Who finds a mistake at run time, by the package that has the code, and what that costs."""
+"""What it costs to find a mistake at run time, by the package that has the code."""
+
+_LINT_COSTS = (
+    "The linter costs nothing at run time; a file is read once for all rules, and again only when"
+    f" it has changed {_MEASURED}."
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -76,7 +71,7 @@ def write_pages(folder: Path) -> None:
     for page in folder.rglob("*.md"):
         text = page.read_text(encoding="utf-8")
         text = with_links(text, page.relative_to(folder).parent, folder)
-        if page == folder / "index.md":
+        if page.name == "index.md":
             text = with_contents(text)
         page.write_text(text, encoding="utf-8")
 
@@ -92,15 +87,9 @@ def entry_page(entry: catalogue.Entry) -> str:
             else "## How to silence it\n\nIn a test that is audited, where it is meant: "
             f'`autograd_audit.allow("{entry.slug}")`.'
         )
-    parts.append("## What it costs")
-    costs = [f"- {who}: {cost}." for who, cost in map(ROOMS.__getitem__, rooms)]
-    if entry.in_source:
-        costs.insert(
-            0,
-            "- The linter: nothing at run time; a file is read once for all rules, and again only"
-            " when it has changed ([measured](../benchmarks.md)).",
-        )
-    parts.append("\n".join(costs))
+    costs = [_LINT_COSTS] * entry.in_source + [ROOMS[room] for room in rooms]
+    if costs:
+        parts += ["## What it costs", "\n".join(f"- {cost}" for cost in costs)]
     stories = stories_of(entry)
     if stories:
         parts += ["## In the wild", "\n".join(stories)]
@@ -177,8 +166,8 @@ def with_contents(index: str) -> str:
     parts = [index]
     for section in index.split("\n## ")[1:]:
         caption = section.splitlines()[0]
-        pages = [target for _, target in LINK.findall(section) if target.endswith(".md")]
-        pages = [page for page in dict.fromkeys(pages) if "://" not in page]
+        targets = dict.fromkeys(target for _, target in LINK.findall(section))
+        pages = [each for each in targets if re.fullmatch(r"[\w/-]+\.md", each)]
         if caption == "Reference":
             pages = ["reference.md", *pages, *(f"catalogue/{e.code}.md" for e in catalogue.ENTRIES)]
         parts.append(

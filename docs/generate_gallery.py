@@ -1,7 +1,7 @@
 """Write the pages of docs/gallery/ from its programs, which are run; names may be given.
 
-A program's docstring is its story: a title, ``Report: ADDRESS``, what happened, and, where it is not
-an audit, ``Run: COMMAND``. The file of the same name with ``_fixed`` is the correction.
+A program's docstring is its story: a title, ``Report: ADDRESS``, what happened, and, where it is
+not an audit, ``Run: COMMAND``. The file of the same name with ``_fixed`` is the correction.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 GALLERY = Path(__file__).with_name("gallery")
 PROGRAMS = GALLERY / "programs"
 
+_INTRODUCTION = """\
+Mistakes that people made and reported, each with the address of its report, in a program of our
+own. The pages show what plain torch says of it, what is said at run time and in source, and the
+correction. All of it is what the programs print: a test runs them."""
 _FINDING = re.compile(r"^(?:\S+:\d+(?::\d+)?: )?(GCS\d{3}) \[\w+\] .*$", re.MULTILINE)
 _WARNING = re.compile(r"^\S+:\d+: (\w*Warning: .*)$", re.MULTILINE)
 _MODULES = {
@@ -54,6 +58,7 @@ class Story:
         source = (PROGRAMS / f"{name}.py").read_text(encoding="utf-8")
         told = ast.get_docstring(ast.parse(source)) or ""
         title, report, *text = told.split("\n\n")
+        title = title.removesuffix(".")
         command = f"gradcheck-suite audit {name}.py"
         if text[-1].startswith("Run: "):
             command = text.pop().removeprefix("Run: ")
@@ -129,9 +134,7 @@ def index() -> str:
     """Return the page that lists all stories by the families of the catalogue."""
     parts = [
         "# Real bugs, told",
-        "Mistakes that people made and reported, each with the address of its report, in a program of"
-        " our own. The pages show what plain torch says of it, what is said at run time and in"
-        " source, and the correction. All of it is what the programs print: a test runs them.",
+        _INTRODUCTION,
     ]
     codes = {name: _codes_on(GALLERY / f"{name}.md") for name in names()}
     for family in catalogue.FAMILIES:
@@ -142,6 +145,9 @@ def index() -> str:
         ]
         if rows:
             parts += [f"## {family.title}", "\n".join(rows)]
+    unseen = [f"- [{Story.of(name).title}]({name}.md)" for name in names() if not codes[name]]
+    if unseen:
+        parts += ["## Not seen yet", "\n".join(unseen)]
     parts.append("<!-- Written by docs/generate_gallery.py. -->")
     return "\n\n".join(parts) + "\n"
 
