@@ -1,4 +1,4 @@
-"""loss.data[0]
+"""A loss that is read by an index
 
 Report: https://github.com/DagnyT/hardnet/issues/40
 
