@@ -42,7 +42,7 @@ VERSIONS = (
 """The newest patch of each minor version that is supported."""
 OLDEST, NEWEST = VERSIONS[0], VERSIONS[-1]
 WITH_SLOW = (OLDEST, DEVELOPMENT, NEWEST)
-"""Where the slow tests run too; between the oldest and the newest they have shown nothing more."""
+"""Where the slow tests run too; elsewhere they would take longer than all others together."""
 MORE_PYTHONS = ("3.13", "3.14")
 """The newest torch is tried on these too, where there is such an interpreter."""
 
@@ -269,10 +269,10 @@ shown otherwise.
 
 Each row is an environment of its own with that torch from PyPI, in which the whole suite ran less
 what no torch has a part in (lint, reports, packaging) and what is marked as bound to the version
-of development. Those marked slow ran on the oldest, on the newest and on the version of development.
-The banks are the programs that the tests keep: loops, leaks, writers, silent
-overwrites, wrong backwards, wrong models and the demo, each with correct twins; a subject differs
-where code, severity or line of a finding is not what it is on torch {development}.
+of development. Tests marked slow ran on the oldest, the newest and the version of development. The
+banks are the programs that the tests keep: loops, leaks, writers, silent overwrites, wrong
+backwards, wrong models and the demo, each with correct twins; a subject differs where code,
+severity or line of a finding is not what it is on torch {development}.
 """
 
 
