@@ -22,20 +22,25 @@ _RAW = f"{REPOSITORY}/raw/main"
 _INTRODUCTION = """\
 # gradcheck-suite
 
-> Finds the mistakes in PyTorch autograd code that raise nothing: it lints the source, audits the running loop, verifies
-> gradients against finite differences and pictures the graph. `pip install 'gradcheck-suite[torch]'`; the linter needs no
-> torch. Commands: gradcheck-lint PATHS; gradcheck-suite audit SCRIPT, verify, localize, graph, explain CODE, rules, doctor,
-> init. All write `--output-format json` or `sarif`; exit status 0 clean, 1 findings, 2 misuse.
+> Finds the mistakes in PyTorch autograd code that raise nothing: it lints the source, audits the
+> running loop, verifies gradients against finite differences and pictures the graph.
+> `pip install 'gradcheck-suite[torch]'`; the linter needs no torch. Commands: gradcheck-lint PATHS;
+> gradcheck-suite audit SCRIPT, verify, localize, graph, explain CODE, rules, doctor, init. Reports
+> come as `--output-format json` or `sarif`, too. Exit status: 0 clean, 1 findings, 2 misuse.
 """
 
 
 def index() -> str:
     """Return the whole index."""
-    parts = [_INTRODUCTION, _section("Use", ROOT / "docs")]
-    for folder in sorted(path for path in (ROOT / "docs").iterdir() if path.is_dir()):
-        if folder.name != "development" and any(folder.rglob("*.md")):
-            parts.append(_section(folder.name.replace("-", " ").capitalize(), folder))
-    parts += [
+    folders = sorted(page.parent for page in (ROOT / "docs").glob("*/*.md"))
+    parts = [
+        _INTRODUCTION,
+        _section("Use", ROOT / "docs"),
+        *(
+            _section(folder.name.replace("-", " ").capitalize(), folder)
+            for folder in dict.fromkeys(folders)
+            if folder.name != "development"
+        ),
         "## Catalogue of mistakes\n\n" + "".join(_entries()),
         _section("Optional: how it works, and how to change it", ROOT / "docs" / "development"),
     ]
@@ -64,7 +69,7 @@ def _entries() -> Iterator[str]:
 def _first_sentence(text: str) -> str:
     """Return the first sentence of the first paragraph, with links as their words."""
     for block in re.split(r"\n\s*\n", text):
-        is_prose = re.match(r"[A-Za-z`*\"]", block) and not block.startswith("```")
+        is_prose = re.match(r"[A-Za-z*\"]|`[^`]+` \w", block) is not None
         if is_prose and not block.startswith("Written by"):
             line = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(block.split()))
             return re.split(r"(?<=[.:])\s", line, maxsplit=1)[0].rstrip(".:")

