@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from gradcheck_lint.config import Settings, SettingsFinder
 from gradcheck_lint.engine import inspect_source
+from gradcheck_lint.project.layout import root_of
 from gradcheck_lint.failures import Failures
 from gradcheck_lint.fixes import edited, fix_source
 from gradcheck_lint.inspection import Inspected, Inspection
@@ -126,7 +127,9 @@ class Server(LanguageServer):
             codes = self._codes(path)
             cells = CellModule(texts) if are_cells else None
             source = encode(texts[0]) if cells is None else cells.code.encode("utf-8", "replace")
-            inspection = inspect_source(source, path, codes=codes) if codes else Inspection()
+            inspection = Inspection()
+            if codes:
+                inspection = inspect_source(source, path, codes=codes, root=root_of(path))
             seen = _Seen(uri, documents, texts, cells if codes else None, source, inspection, codes)
             self._seen[uri] = seen
         return seen

@@ -45,7 +45,7 @@ class TestCache:
         def refuse(*_, **__):
             raise AssertionError("it should have been remembered")
 
-        monkeypatch.setattr("gradcheck_lint.engine.lint_source", refuse)
+        monkeypatch.setattr("gradcheck_lint.engine.lint", refuse)
         second = _lint(project, Cache(tmp_path / "cache"))
         assert first.failures == second.failures == ()
         assert second.report == first.report
@@ -276,7 +276,7 @@ class TestWorkers:
                 raise MemoryError
             return lint_source(source, path, **options)
 
-        monkeypatch.setattr("gradcheck_lint.engine.lint_source", fail)
+        monkeypatch.setattr("gradcheck_lint.engine.lint", fail)
         found = [finding for task in _tasks(buggy, 3) for finding in perform(task).findings]
         assert [(finding.code, finding.location.path) for finding in found] == [
             ("GCS002", "a0.py"),
