@@ -67,9 +67,7 @@ class Cache:
             self._folder = self._root / _fingerprint()
         return self._folder
 
-    def digest(
-        self, source: bytes, codes: frozenset[str] | None, root: str | None = None
-    ) -> str:
+    def digest(self, source: bytes, codes: frozenset[str] | None, root: str | None = None) -> str:
         """Return what stands for a source, its project and the rules that are applied to it."""
         from hashlib import blake2b  # noqa: PLC0415 - only where there is something to remember
 
@@ -108,10 +106,10 @@ class Cache:
 
     def _content_of(self, path: str) -> str:
         """Return the digest of a file as it is now, which is looked up once."""
-        from gradcheck_lint.project.sources import read_digest  # noqa: PLC0415 - as above
+        from gradcheck_lint.project.sources import current_digest  # noqa: PLC0415 - as above
 
         if path not in self._contents:
-            self._contents[path] = read_digest(path)
+            self._contents[path] = current_digest(path)
         return self._contents[path]
 
     def save(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
@@ -13,7 +14,7 @@ from gradcheck_suite.findings import Finding, Location, Related
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     import libcst as cst
 
@@ -120,16 +121,25 @@ def inspect_source(
     return Inspection(tuple(map(Inspected, failures.findings(path))))
 
 
-@dataclass(frozen=True, slots=True)
 class _Plan:
-    """Which rules to apply to source that has to be parsed.
+    """Which rules to apply to source that has to be parsed, and what is read with it.
 
     ``answerable`` are those whose suppressions can be told to be unused; None to tell none.
     """
 
-    codes: tuple[str, ...]
-    answerable: tuple[str, ...] | None
-    unit: Unit
+    __slots__ = ("answerable", "codes", "root", "unit")
+
+    def __init__(
+        self,
+        codes: tuple[str, ...],
+        answerable: tuple[str, ...] | None,
+        unit: Unit,
+        root: str | None,
+    ) -> None:
+        self.codes = codes
+        self.answerable = answerable
+        self.unit = unit
+        self.root = root
 
 
 def _plan(
@@ -153,7 +163,7 @@ def _plan(
         return (problem,) if _names_torch(source) else ()
     if not applied and not tells_unused:
         return ()
-    return _Plan(applied if MARK in source else (), wanted if tells_unused else None, unit)
+    return _Plan(applied if MARK in source else (), wanted if tells_unused else None, unit, root)
 
 
 def _inspect(source: bytes, path: str, plan: _Plan) -> Inspection:
@@ -170,6 +180,7 @@ def _check(tree: cst.Module, source: bytes, path: str, plan: _Plan) -> Inspectio
     # These need libcst, which takes a third of a second to import.
     from gradcheck_lint.inspection import Inspected, Inspection  # noqa: PLC0415
     from gradcheck_lint.positions import Positions  # noqa: PLC0415
+    from gradcheck_lint.project.linking import link  # noqa: PLC0415
     from gradcheck_lint.units import Linked  # noqa: PLC0415
 
     failures = Failures()
@@ -178,6 +189,11 @@ def _check(tree: cst.Module, source: bytes, path: str, plan: _Plan) -> Inspectio
         with failures.costing("what other files of the project give"):
             linked = Linked(plan.unit)
     found = _found(tree, source, linked, plan, failures)
+    if plan.root is not None and any(_is_told(violation) for _, _, violation in found):
+        # Who calls what was found may speak against it, as `with torch.no_grad():` around it does.
+        with failures.costing("what other files of the project call"):
+            linked = Linked(link(plan.root, path, source, callers=True))
+            found = _found(tree, source, linked, plan, failures)
     items: list[Inspected] = []
     positions: Positions | None = None
     if found or plan.answerable is not None:
@@ -189,12 +205,18 @@ def _check(tree: cst.Module, source: bytes, path: str, plan: _Plan) -> Inspectio
     return Inspection(tuple(items), tree, positions, linked.unit.sources)
 
 
-@dataclass(frozen=True, slots=True)
+def _is_told(violation: Violation) -> bool:
+    return violation.severity > Severity.NOTE
+
+
 class _Places:
     """Where nodes are: those of the file itself, and by their ``id`` those of other files."""
 
-    own: Positions
-    elsewhere: Mapping[int, Location]
+    __slots__ = ("elsewhere", "own")
+
+    def __init__(self, own: Positions, elsewhere: Mapping[int, Location]) -> None:
+        self.own = own
+        self.elsewhere = elsewhere
 
     def related(self, violation: Violation, path: str) -> list[Related]:
         """Return the other places that a violation tells of."""

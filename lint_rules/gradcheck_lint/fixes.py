@@ -50,7 +50,6 @@ def fix_source(
     refused: set[tuple[str, int, int | None]] = set()
     seen = {source}
 
-
     def inspect(text: bytes) -> Inspection:
         return inspect_source(text, path, codes=codes, root=root)
 

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 from gradcheck_lint.config import Settings, SettingsFinder
 from gradcheck_lint.engine import inspect_source
-from gradcheck_lint.project.layout import root_of
 from gradcheck_lint.failures import Failures
 from gradcheck_lint.fixes import edited, fix_source
 from gradcheck_lint.inspection import Inspected, Inspection
 from gradcheck_lint.noqa import NOT_SILENCED, with_noqa
 from gradcheck_lint.notebooks import CellModule
 from gradcheck_lint.parsing import decode, encode
+from gradcheck_lint.project.importers import forget_index
+from gradcheck_lint.project.layout import root_of
 from gradcheck_lint.runner import is_excluded
 from gradcheck_suite import catalogue
 from gradcheck_suite._version import __version__
@@ -129,6 +130,7 @@ class Server(LanguageServer):
             source = encode(texts[0]) if cells is None else cells.code.encode("utf-8", "replace")
             inspection = Inspection()
             if codes:
+                forget_index()
                 inspection = inspect_source(source, path, codes=codes, root=root_of(path))
             seen = _Seen(uri, documents, texts, cells if codes else None, source, inspection, codes)
             self._seen[uri] = seen

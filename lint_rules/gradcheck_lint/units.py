@@ -43,9 +43,10 @@ class Linked:
         """
         if not self._is_elsewhere(violation.node):
             edited = [node_of(edit) for edit in violation.fix.edits] if violation.fix else []
-            return replace(violation, fix=None) if any(map(self._is_elsewhere, edited)) else violation
-        scopes = function.module.scopes
-        linked = scopes.functions[scopes.own_count :]
+            return (
+                replace(violation, fix=None) if any(map(self._is_elsewhere, edited)) else violation
+            )
+        linked = (scope for scope in function.module.scopes.functions if scope.linked)
         place = next((scope for scope in linked if _is_in(violation.node, scope)), None)
         for event in function.events():
             if place is not None and isinstance(event, Call) and _leads_to(place, event, function):

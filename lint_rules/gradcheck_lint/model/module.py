@@ -224,8 +224,9 @@ class ModuleModel:
 
     def own_functions(self) -> Iterator[FunctionModel]:
         """Yield the functions of the file itself, without those of other files."""
-        for scope in self.scopes.functions[: self.scopes.own_count]:
-            yield self.function(scope)
+        for scope in self.scopes.functions:
+            if not scope.linked:
+                yield self.function(scope)
 
     def function(self, scope: FunctionScope) -> FunctionModel:
         """Return the model of a function."""

@@ -460,25 +460,23 @@ def _may_suspend(called: FunctionModel) -> bool:
 
 
 def _may_matter(called: FunctionModel) -> bool:
+    """Return whether a path through a function has anything to show."""
     memo = called.module.memo
     key = ("matters", id(called.scope))
     if key not in memo:
         memo[key] = False
         memo[key] = any(
             isinstance(event, PROTOCOL)
-            or (
-                isinstance(event, Call)
-                and (
-                    bool(event.function is None and not event.harmless)
-                    or bool(
-                        event.function is not None
-                        and _may_matter(called.module.function(event.function))
-                    )
-                )
-            )
+            or (isinstance(event, Call) and _calls_what_matters(event, called))
             for event in called.events()
         )
     return bool(memo[key])
+
+
+def _calls_what_matters(call: Call, function: FunctionModel) -> bool:
+    if call.function is None:
+        return _is_unclear(call, _start(function))
+    return _may_matter(function.module.function(call.function))
 
 
 def bound_parameters(call: Call, called: FunctionModel) -> Binding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -14,11 +15,10 @@ import libcst as cst
 from gradcheck_lint.model.knowledge import ENGINE_MODULES, ENGINE_PACKAGES, INPLACE_METHODS
 from gradcheck_lint.model.name_sources import Sources
 from gradcheck_lint.model.syntax import ATOMS, child_list, dotted_name, walk
+from gradcheck_lint.project.linking import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from gradcheck_lint.project.linking import Target
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
 class Part(Enum):
@@ -66,6 +66,8 @@ class FunctionScope:
     _words: frozenset[str] | None = None
     sources: Sources | None = None
     """What ``name_sources`` has read of the body, once it was asked."""
+    linked: bool = False
+    """Whether this is a function of another file."""
     borrowed: dict[str, tuple[FunctionScope, str]] = field(default_factory=dict)
     """The values that a top level has from others: which top level, and by what name."""
 
@@ -257,7 +259,7 @@ class Scopes:
     ) -> None:
         self.top = FunctionScope("<module>", module)
         self.functions: list[FunctionScope] = [self.top]
-        """Those of the file first, ``own_count`` of them."""
+        """Those of the file itself first."""
         self.classes: dict[str, ClassScope] = {}
         self._imports: dict[str, str] = {}
         self._imported: set[str] = set()
@@ -274,13 +276,15 @@ class Scopes:
         )
         """The names that are taken from modules: ``models.Net`` after ``import models``."""
         self._collect(module, self.top, None, "")
-        self.own_count = len(self.functions)
+        own = len(self.functions)
         tops = {path: self.top}
         for known in linked:
             top = tops[known.path] = FunctionScope("<module>", known.tree)
             self.functions.append(top)
             self._bindings = known.bindings
             self._collect(known.tree, top, None, "")
+        for scope in self.functions[own:]:
+            scope.linked = True
         self._bind(self.top, bindings, tops)
         for known in linked:
             self._bind(tops[known.path], known.bindings, tops)

@@ -73,8 +73,9 @@ class Layout:
         """Yield where a module that is not there would most likely turn up."""
         if level or name.partition(".")[0] not in _FOREIGN:
             folder = next(self._folders(importer, level), None)
-            if folder is not None and name:
-                yield os.path.join(folder, *name.split(".")) + ".py"  # noqa: PTH118 - str in
+            place = os.path.join(folder or "", *name.split(".")) + ".py"  # noqa: PTH118 - str in
+            if name and self.contains(place):
+                yield place
 
     def _folders(self, importer: str, level: int) -> Iterator[str]:
         folder = os.path.dirname(os.path.realpath(importer))  # noqa: PTH120 - str in

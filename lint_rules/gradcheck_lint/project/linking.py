@@ -10,20 +10,22 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gradcheck_lint.files import read_source
+from gradcheck_lint.project.importers import importers_of
 from gradcheck_lint.project.layout import Layout
 from gradcheck_lint.project.outline import STAR, Definition, Import, Outline, outline_of
-from gradcheck_lint.project.sources import digest_of
+from gradcheck_lint.project.sources import digest_of, digest_of_list, importers_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-_MOST_CHARACTERS: Final = 100_000
-"""What is read together with a file: some 2,500 lines, a few times as much as most files have."""
+_MOST_CHARACTERS: Final = 60_000
+"""What is read together with a file: some 1,500 lines, a few times as much as most files have."""
 _FEW_LINES: Final = 30
 _WORDS: Final = frozenset(
     {"torch", "nn", "F", "tensor", "Tensor", "Module", "forward", "backward", "grad", "no_grad"}
@@ -31,9 +33,16 @@ _WORDS: Final = frozenset(
     | {"requires_grad"}
 )
 """What a class or a long function has one of if it is about tensors."""
+_MOST_FILES_BETWEEN: Final = 1
 _MOST_HOPS: Final = 6
 """How many packages may hand a name on."""
 _MOST_OUTLINES: Final = 128
+_MOST_CALLERS: Final = 12
+_METHOD: Final = re.compile(r"(?m)^[ \t]+(?:async )?def (\w+)")
+_CALLED_EVERYWHERE: Final = frozenset(
+    {"__init__", "__call__", "forward", "train", "eval", "step", "main", "run", "get", "update"}
+)
+"""Methods whose names say nothing of whose they are."""
 
 
 class Target(NamedTuple):
@@ -84,14 +93,19 @@ def _source_of(source: bytes) -> _Source:
     return _Source(digest_of(source), outline_of(source))
 
 
-def link(root: str, path: str, source: bytes) -> Unit:
-    """Return what of the project at ``root`` is read together with the file at ``path``."""
+def link(root: str, path: str, source: bytes, *, callers: bool = False) -> Unit:
+    """Return what of the project at ``root`` is read together with the file at ``path``.
+
+    That is what the file uses, and with ``callers`` also what uses the file.
+    """
     layout = Layout(root)
     own = _source_of(source).outline if layout.contains(path) else None
-    if own is None or not own.imports:
+    if own is None:
         return NO_UNIT
     linker = _Linker(layout, os.path.realpath(path), own)
     linker.follow()
+    if callers:
+        linker.follow_callers()
     return linker.unit()
 
 
@@ -107,8 +121,12 @@ class _Linker:
         self._bindings: dict[str, dict[str, Target]] = {}
         self._used: dict[str, set[str]] = {}
         """The words of what was chosen of each file."""
-        self._waiting: deque[tuple[str, Definition]] = deque()
+        self._waiting: deque[tuple[str, Definition, int]] = deque()
+        self._depth = 0
+        """How many files lie between the file and what is being followed."""
         self._left = _MOST_CHARACTERS
+        self._only_own = False
+        """Whether definitions of other files are of no interest any more."""
 
     def follow(self) -> None:
         """Choose what the file uses, and what that uses."""
@@ -116,13 +134,58 @@ class _Linker:
         assert own is not None
         self._use_imports(self._path, own.words, "".join(own.lines))
         while self._waiting:
-            path, definition = self._waiting.popleft()
+            path, definition, self._depth = self._waiting.popleft()
             outline = self._outlines[path]
             assert outline is not None
             self._used.setdefault(path, set()).update(definition.words)
             for name in outline.definitions.keys() & definition.words:
                 self._choose(Target(path, name))
-            self._use_imports(path, definition.words, outline.text(definition))
+            if self._depth < _MOST_FILES_BETWEEN:
+                self._depth += 1
+                self._use_imports(path, definition.words, outline.text(definition))
+
+    def follow_callers(self) -> None:
+        """Choose what uses the file, in the files that import from it and in who runs that."""
+        own = self._outlines[self._path]
+        assert own is not None
+        methods = frozenset(_METHOD.findall("".join(own.lines))) - _CALLED_EVERYWHERE
+        self._left, self._only_own = _MOST_CHARACTERS, True
+        waiting, seen = [self._path], {self._path}
+        while waiting and len(seen) <= _MOST_CALLERS:
+            known = waiting.pop(0)
+            importers = importers_of(self._layout.root, known)
+            self._digests[importers_key(self._layout.root, known)] = digest_of_list(importers)
+            for path in importers:
+                outline = None if path in seen else self._outline(path)
+                if outline is not None and len(seen) <= _MOST_CALLERS:
+                    seen.add(path)
+                    self._choose_users(path, outline, methods)
+                    if os.path.basename(path) == "__init__.py":  # noqa: PTH119 - str in
+                        waiting.append(path)  # a package that hands it on
+
+    def _choose_users(self, path: str, outline: Outline, methods: frozenset[str]) -> None:
+        """Choose the statements of a file that name what it has from ours, and who names them."""
+        self._use_imports(path, outline.words, "".join(outline.lines))
+        bindings = self._bindings.get(path, {})
+        names = {
+            part
+            for local, target in bindings.items()
+            if target.path == self._path
+            for part in local.split(".")
+        }
+        if not names:
+            return
+        names |= methods
+        waiting = list(outline.statements)
+        while waiting:
+            using = [known for known in waiting if not names.isdisjoint(known.words)]
+            if not using:
+                break
+            for statement in using:
+                waiting.remove(statement)
+                if self._take(path, statement):
+                    self._used.setdefault(path, set()).update(statement.words)
+                    names.update(statement.names)
 
     def _use_imports(self, path: str, words: frozenset[str], text: str) -> None:
         outline = self._outlines[path]
@@ -189,7 +252,7 @@ class _Linker:
         return None
 
     def _bind(self, path: str, local: str, target: Target) -> None:
-        if target.path == self._path or self._choose(target):
+        if target.path == self._path or (not self._only_own and self._choose(target)):
             self._bindings.setdefault(path, {}).setdefault(local, target)
 
     def _choose(self, target: Target) -> bool:
@@ -197,19 +260,24 @@ class _Linker:
         outline = self._outlines[target.path]
         if outline is None or target.path == self._path:
             return False
-        chosen = self._chosen.setdefault(target.path, {})
         for definition in outline.definitions[target.name]:
-            if definition.first in chosen:
+            if definition.first in self._chosen.get(target.path, ()):
                 continue
-            if not _may_matter(definition):
+            if not _may_matter(definition) or not self._take(target.path, definition):
                 return False
-            size = sum(map(len, outline.lines[definition.first - 1 : definition.last]))
-            if size > self._left:
-                return False
-            self._left -= size
-            chosen[definition.first] = definition
-            self._waiting.append((target.path, definition))
+            self._waiting.append((target.path, definition, self._depth))
         return True
+
+    def _take(self, path: str, definition: Definition) -> bool:
+        """Take a statement of a file in, unless that is too much."""
+        outline = self._outlines[path]
+        assert outline is not None
+        size = sum(map(len, outline.lines[definition.first - 1 : definition.last]))
+        if size <= self._left:
+            self._left -= size
+            self._chosen.setdefault(path, {})[definition.first] = definition
+            return True
+        return False
 
     def _outline(self, path: str | None) -> Outline | None:
         if path is None:
@@ -263,9 +331,9 @@ class _Linker:
         bindings = self._bindings.get(path, {})
         assert outline is not None
         for known in outline.imports:
-            if known.name != STAR and known.local.partition(".")[0] in used:
-                if known.local not in bindings:
-                    yield known
+            is_used = known.name != STAR and known.local.partition(".")[0] in used
+            if is_used and known.local not in bindings:
+                yield known
 
     def _slice(self, path: str, renamed: Mapping[str, Mapping[str, str]]) -> Slice:
         outline = self._outlines[path]

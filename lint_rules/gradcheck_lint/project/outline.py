@@ -9,13 +9,14 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from gradcheck_lint.parsing import MAX_BYTES, decode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 _LINE: Final = re.compile(r"[^\r\n]*(?:\r\n?|\n|\Z)")
 _WORD: Final = re.compile(r"[^\W\d]\w*")
@@ -56,6 +57,8 @@ class Outline:
     """What a file defines and imports."""
 
     lines: Sequence[str]
+    statements: list[Definition] = field(default_factory=list)
+    """All of the top level but imports, also what binds no name."""
     definitions: dict[str, list[Definition]] = field(default_factory=dict)
     imports: list[Import] = field(default_factory=list)
 
@@ -84,16 +87,16 @@ def outline_of(source: bytes) -> Outline | None:
     for statement in tree.body:
         names = tuple(dict.fromkeys(_bound_by(statement)))
         outline.imports.extend(_imports_of(statement))
-        if names and not _is_for_scripts(statement) and not isinstance(statement, (ast.Import, ast.ImportFrom)):
-            made = _definition(statement, names, outline.lines)
-            for name in names:
-                outline.definitions.setdefault(name, []).append(made)
+        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            continue
+        made = _definition(statement, names, outline.lines)
+        outline.statements.append(made)
+        for name in () if _is_for_scripts(statement) else names:
+            outline.definitions.setdefault(name, []).append(made)
     return outline
 
 
-def _definition(
-    statement: ast.stmt, names: tuple[str, ...], lines: Sequence[str]
-) -> Definition:
+def _definition(statement: ast.stmt, names: tuple[str, ...], lines: Sequence[str]) -> Definition:
     decorators = getattr(statement, "decorator_list", ())
     first = min((statement.lineno, *(each.lineno for each in decorators)))
     last = statement.end_lineno or first
