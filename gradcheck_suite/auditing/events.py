@@ -47,6 +47,7 @@ TorchWarned                at any other warning that is shown, recorded or logge
 AutocastEntered            when autocast is entered where it was off
 GradModeChanged            at ``no_grad``, ``inference_mode``, ``enable_grad``, ``set_grad_enabled``
 StateTaken                 after the outermost ``module.state_dict()``
+StateLoaded                after the outermost ``module.load_state_dict(...)`` that did not raise
 CopiedOntoItself           after ``copy_`` from the very memory that it writes
 Written                    after an in-place call outside ``optimizer.step()``
 IndexedAssigned            after a slice or element of a tensor that requires grad was assigned to
@@ -117,6 +118,7 @@ __all__ = [
     "ScalerUpdated",
     "SchedulerStepped",
     "SessionEnded",
+    "StateLoaded",
     "StateTaken",
     "StepFinished",
     "StepMarked",
@@ -441,6 +443,24 @@ class StateTaken(NamedTuple):
     site: CallSite | None
 
 
+class StateLoaded(NamedTuple):
+    """A module was given a state, of whose entries those were taken that fit.
+
+    Attributes:
+        module: what was loaded into.
+        given: how many entries the state has.
+        missing: the names that the module has and the state has not.
+        unexpected: the names that the state has and the module has not.
+        site: where it was called.
+    """
+
+    module: nn.Module
+    given: int
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    site: CallSite | None
+
+
 class CopiedOntoItself(NamedTuple):
     """A tensor was copied onto memory that is its own, so that nothing has changed."""
 
@@ -546,6 +566,7 @@ Event: TypeAlias = (
     | RecomputedDifferently
     | GradModeChanged
     | StateTaken
+    | StateLoaded
     | CopiedOntoItself
     | Written
     | IndexedAssigned

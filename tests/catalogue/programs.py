@@ -124,6 +124,11 @@ def _best(names: ModuleType) -> Found:
     return audited(lambda: names.fit(nn.Linear(8, 1), batches(), lambda _: next(losses)))
 
 
+def _resumed_from(names: ModuleType) -> Found:
+    checkpoint = regression().state_dict()
+    return audited(lambda: names.fit(names.resume(checkpoint), batches()))
+
+
 def _module(make: Callable[[ModuleType], nn.Module], *shape: int) -> Program:
     """Train a module that a source defines."""
 
@@ -493,6 +498,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS410": (_classified,),
     "GCS411": (_two_levels,),
     "GCS412": (_module(lambda names: names.Encoder(4, 3), 2, 4),),
+    "GCS413": (_resumed_from,),
     "GCS501": (_function("Scale", (2, 4), 3.0), _checked("Scale", (2, 4), more=(3.0,))),
     "GCS502": (_legacy_call,),
     "GCS503": (_function("ShiftedExp", (2, 4)), _checked("ShiftedExp", (2, 4))),

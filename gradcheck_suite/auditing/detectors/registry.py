@@ -18,6 +18,7 @@ from gradcheck_suite.auditing.detectors.connectivity.frozen_leaves import Frozen
 from gradcheck_suite.auditing.detectors.connectivity.grad_read_on_non_leaf import (
     GradReadOnNonLeafDetector,
 )
+from gradcheck_suite.auditing.detectors.connectivity.nothing_loaded import NothingLoadedDetector
 from gradcheck_suite.auditing.detectors.connectivity.parameter_without_gradient import (
     ParameterWithoutGradientDetector,
 )
@@ -142,6 +143,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         FrozenLeavesDetector(windows, leaves),
         GradReadOnNonLeafDetector(),
         RepeatedLayerDetector(),
+        NothingLoadedDetector(),
         GraphKeptDetector(recorder, carried),
         GraphWithoutBackwardDetector(recorder),
         without_gradient,
