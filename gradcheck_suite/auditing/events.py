@@ -36,6 +36,7 @@ LossScaled                 after ``GradScaler.scale(...)``, once for each outerm
 GradientsUnscaled          after ``GradScaler.unscale_(optimizer)``; one that raises says so
 ScalerStepped              after ``GradScaler.step(optimizer)``
 ScalerUpdated              after ``GradScaler.update()``
+OptimizerStateLoaded       after ``optimizer.load_state_dict(...)``
 SchedulerStepped           after ``scheduler.step()``; not for the one in its constructor
 ModeChanged                after the outermost ``module.train(...)`` or ``module.eval()``
 ForwardFinished            after the outermost call of a module, in the first 8 steps
@@ -110,6 +111,7 @@ __all__ = [
     "NonLeafGradientRead",
     "NonLeafRefused",
     "OptimizerConstructed",
+    "OptimizerStateLoaded",
     "ParameterGroupAdded",
     "RecomputedDifferently",
     "SavedTensorCorrupted",
@@ -148,6 +150,13 @@ class NonLeafRefused(NamedTuple):
 
 class ParameterGroupAdded(NamedTuple):
     """An optimizer was given another group, its last now."""
+
+    optimizer: Optimizer
+    site: CallSite | None
+
+
+class OptimizerStateLoaded(NamedTuple):
+    """An optimizer was given a state, whose tensors it does not copy where they fit."""
 
     optimizer: Optimizer
     site: CallSite | None
@@ -536,6 +545,7 @@ class SessionEnded(NamedTuple):
 Event: TypeAlias = (
     OptimizerConstructed
     | ParameterGroupAdded
+    | OptimizerStateLoaded
     | GradientsCleared
     | BackwardStarted
     | BackwardFailed

@@ -124,6 +124,12 @@ def _best(names: ModuleType) -> Found:
     return audited(lambda: names.fit(nn.Linear(8, 1), batches(), lambda _: next(losses)))
 
 
+def _damped(names: ModuleType) -> Found:
+    model = nn.Linear(8, 1)
+    optimizer = names.DampedSGD(model.parameters(), 0.1)
+    return audited(lambda: [names.train(model, optimizer, x, y) for x, y in batches()])
+
+
 def _resumed_from(names: ModuleType) -> Found:
     checkpoint = regression().state_dict()
     return audited(lambda: names.fit(names.resume(checkpoint), batches()))
@@ -463,6 +469,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS108": (_module(lambda names: names.model, 4, 8),),
     "GCS109": (_gan,),
     "GCS110": (_best,),
+    "GCS111": (_damped,),
     "GCS201": (_kept,),
     "GCS202": (_carried,),
     "GCS203": (_train_optimizer,),

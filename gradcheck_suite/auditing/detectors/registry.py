@@ -33,6 +33,7 @@ from gradcheck_suite.auditing.detectors.corruption.recomputed_differently import
 from gradcheck_suite.auditing.detectors.corruption.saved_tensor_modified import (
     SavedTensorModifiedDetector,
 )
+from gradcheck_suite.auditing.detectors.corruption.shared_state import SharedStateDetector
 from gradcheck_suite.auditing.detectors.corruption.slice_write_in_loop import (
     SliceWriteInLoopDetector,
 )
@@ -133,6 +134,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         ParameterNotOptimizedDetector(recorder, windows, leaves),
         ParameterInTwoOptimizersDetector(windows, names),
         SharedMemoryDetector(recorder.optimizers, names),
+        SharedStateDetector(recorder.optimizers, windows),
         rates,
         StepWithoutEffectDetector(recorder.optimizers, rates),
         LostUpdatesDetector(windows),
