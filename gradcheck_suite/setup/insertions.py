@@ -185,7 +185,7 @@ def _lenient(yaml: Any) -> Any:
 
 def _end_of(text: str, sequence: Any) -> int:
     """Return the offset behind the last line of a block, without what follows it."""
-    start = sequence.value[-1].start_mark.index
+    start: int = sequence.value[-1].start_mark.index
     inside = text[start : sequence.end_mark.index]
     kept = [number for number, line in enumerate(inside.split("\n")) if _has_content(line)]
     lines = inside.split("\n")[: kept[-1] + 1]

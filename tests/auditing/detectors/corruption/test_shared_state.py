@@ -72,7 +72,7 @@ def train(kind, keep, *, to_none=False, steps=5):
     [
         (
             (Lookahead, by_data),
-            '`state["slow"]` of Lookahead is the memory of the parameter itself',
+            '`state["slow"]` of Lookahead is the memory of the parameter',
         ),
         ((Damped, gradient), '`state["last"]` of Damped is the memory of the gradient itself'),
     ],
