@@ -27,6 +27,7 @@ from gradcheck_suite.auditing.detectors.corruption.copy_onto_itself import CopyO
 from gradcheck_suite.auditing.detectors.corruption.non_finite_gradient import (
     NonFiniteGradientDetector,
 )
+from gradcheck_suite.auditing.detectors.corruption.one_network import OneNetworkDetector
 from gradcheck_suite.auditing.detectors.corruption.recomputed_differently import (
     RecomputedDifferentlyDetector,
 )
@@ -142,6 +143,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         ParameterInTwoOptimizersDetector(windows, names),
         SharedMemoryDetector(recorder.optimizers, names),
         SharedStateDetector(recorder.optimizers, windows),
+        OneNetworkDetector(recorder),
         rates,
         StepWithoutEffectDetector(recorder.optimizers, rates),
         LostUpdatesDetector(windows),

@@ -41,6 +41,7 @@ class ModuleCalls:
         self._listeners: dict[int, tuple[weakref.ref[nn.Module], list[Listener]]] = {}
         self._replaced: tuple[Callable[..., Any], Callable[..., Any]] | None = None
         self._classes: dict[type[nn.Module], tuple[Callable[..., Any], Any]] = {}
+        self._model_listeners: dict[type[nn.Module], list[ModelListener]] = {}
         self._inside = 0
 
     def listen(self, module: nn.Module, listener: Listener) -> Callable[[], None]:
@@ -70,9 +71,11 @@ class ModuleCalls:
 
         Calls from within other such calls are left out.
         """
+        listeners = self._model_listeners.setdefault(kind, [])
+        listeners.append(listener)
         if kind not in self._classes:
             own = vars(kind).get("__call__")
-            call = self._calling(kind, own, listener)
+            call = self._calling(kind, own, listeners)
             self._classes[kind] = (call, own)
             kind.__call__ = call  # type: ignore[method-assign]
 
@@ -89,9 +92,10 @@ class ModuleCalls:
             else:
                 kind.__call__ = own  # type: ignore[method-assign]
         self._classes.clear()
+        self._model_listeners.clear()
 
     def _calling(
-        self, kind: type[nn.Module], own: Callable[..., Any] | None, listener: ModelListener
+        self, kind: type[nn.Module], own: Callable[..., Any] | None, listeners: list[ModelListener]
     ) -> Callable[..., Any]:
         is_compiling = torch.compiler.is_compiling
 
@@ -106,18 +110,29 @@ class ModuleCalls:
                 result = inherited(*args, **kwargs)
             finally:
                 self._inside -= 1
-            try:
-                # What is asked of tensors is none of the business of a user's modes.
-                if function_mode_is_active():
-                    with without_torch_function():
-                        listener(module, result, (*args, *kwargs.values()))
-                else:
-                    listener(module, result, (*args, *kwargs.values()))
-            except Exception as error:  # noqa: BLE001 - the user's program goes on
-                self._note_failure("module call", error)
+            given = (*args, *kwargs.values())
+            # What is asked of tensors is none of the business of a user's modes.
+            if function_mode_is_active():
+                with without_torch_function():
+                    self._tell_of_model(listeners, module, result, given)
+            else:
+                self._tell_of_model(listeners, module, result, given)
             return result
 
         return call
+
+    def _tell_of_model(
+        self,
+        listeners: list[ModelListener],
+        module: nn.Module,
+        result: Any,
+        given: tuple[Any, ...],
+    ) -> None:
+        for listener in listeners:
+            try:
+                listener(module, result, given)
+            except Exception as error:  # noqa: BLE001, PERF203 - the user's program goes on
+                self._note_failure("module call", error)
 
     def _replace(self) -> None:
         original = nn.Module.__call__
