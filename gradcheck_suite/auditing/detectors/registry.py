@@ -24,6 +24,7 @@ from gradcheck_suite.auditing.detectors.connectivity.parameter_without_gradient 
 )
 from gradcheck_suite.auditing.detectors.connectivity.repeated_layer import RepeatedLayerDetector
 from gradcheck_suite.auditing.detectors.corruption.copy_onto_itself import CopyOntoItselfDetector
+from gradcheck_suite.auditing.detectors.corruption.hooked_output import HookedOutputDetector
 from gradcheck_suite.auditing.detectors.corruption.non_finite_gradient import (
     NonFiniteGradientDetector,
 )
@@ -144,6 +145,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         SharedMemoryDetector(recorder.optimizers, names),
         SharedStateDetector(recorder.optimizers, windows),
         OneNetworkDetector(recorder),
+        HookedOutputDetector(recorder),
         rates,
         StepWithoutEffectDetector(recorder.optimizers, rates),
         LostUpdatesDetector(windows),

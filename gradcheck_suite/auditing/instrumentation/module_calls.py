@@ -34,10 +34,14 @@ class ModuleCalls:
 
     Args:
         note_failure: told of what a listener raises, which must not reach the user's program.
+
+    Attributes:
+        after_each: called after each call of any module, while somebody listens to one; or None.
     """
 
     def __init__(self, note_failure: Callable[[str, Exception], None]) -> None:
         self._note_failure = note_failure
+        self.after_each: Callable[[], None] | None = None
         self._listeners: dict[int, tuple[weakref.ref[nn.Module], list[Listener]]] = {}
         self._replaced: tuple[Callable[..., Any], Callable[..., Any]] | None = None
         self._classes: dict[type[nn.Module], tuple[Callable[..., Any], Any]] = {}
@@ -82,6 +86,7 @@ class ModuleCalls:
     def close(self) -> None:
         """End all listening."""
         self._listeners.clear()
+        self.after_each = None
         self._put_back()
         for kind, (call, own) in self._classes.items():
             # As below, for what somebody else has replaced since.
@@ -142,6 +147,8 @@ class ModuleCalls:
         @functools.wraps(original)
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             result = original(module, *args, **kwargs)
+            if self.after_each is not None and not is_compiling():
+                self._tell_of_any()
             if id(module) in listeners and not is_compiling():
                 self._tell(module, result)
             return result
@@ -154,6 +161,14 @@ class ModuleCalls:
         if self._replaced is not None and nn.Module.__call__ is self._replaced[0]:
             nn.Module.__call__ = self._replaced[1]  # type: ignore[method-assign]
             self._replaced = None
+
+    def _tell_of_any(self) -> None:
+        try:
+            if self.after_each is not None:
+                self.after_each()
+        except Exception as error:  # noqa: BLE001 - the user's program goes on
+            self.after_each = None
+            self._note_failure("module call", error)
 
     def _tell(self, module: nn.Module, result: Any) -> None:
         known = self._listeners.get(id(module))
