@@ -22,6 +22,9 @@ from gradcheck_suite.auditing.detectors.connectivity.parameter_without_gradient 
     ParameterWithoutGradientDetector,
 )
 from gradcheck_suite.auditing.detectors.connectivity.repeated_layer import RepeatedLayerDetector
+from gradcheck_suite.auditing.detectors.connectivity.zero_derivative import (
+    ZeroDerivativeDetector,
+)
 from gradcheck_suite.auditing.detectors.corruption.copy_onto_itself import CopyOntoItselfDetector
 from gradcheck_suite.auditing.detectors.corruption.non_finite_gradient import (
     NonFiniteGradientDetector,
@@ -151,6 +154,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         GraphWithoutBackwardDetector(recorder),
         without_gradient,
         losses,
+        ZeroDerivativeDetector(recorder),
         NonFiniteGradientDetector(recorder, names),
         UnusedGraphDetector(recorder),
         RetainGraphDetector(),

@@ -42,6 +42,10 @@ __all__ = ["HandedOverGradientsDetector"]
 _LOOKED_AT = 32
 """Steps that are looked at. A bound on cost; workers that take turns come again by then."""
 
+_ENOUGH = 10
+"""Where no leaf without an owner got gradients in so many steps, none is looked for. Chosen: leaves
+are looked at in the first four of each optimizer, and in the eighth."""
+
 _SAMPLED = 64
 """Elements of each gradient that are compared. A bound on cost, as in ``sample_of``'s other uses:
 as many equal elements are no accident, twice in a row."""
@@ -121,7 +125,7 @@ class HandedOverGradientsDetector:
         self._used.clear()
 
     def _before_backward(self, _event: BackwardStarted) -> Attention | None:
-        if self._recorder.state.step >= _LOOKED_AT:
+        if self._is_over():
             self._used.clear()
             return Attention.ASLEEP
         if self._leaves.is_looking:
@@ -140,15 +144,23 @@ class HandedOverGradientsDetector:
                 del self._used[key]
         return None
 
-    def _after_backward(self, event: BackwardFinished) -> None:
+    def _is_over(self) -> bool:
+        """Return whether no such gradients are to be expected any more."""
+        step = self._recorder.state.step
+        return step >= (_LOOKED_AT if self._unowned else _ENOUGH)
+
+    def _after_backward(self, event: BackwardFinished) -> Attention | None:
+        if self._is_over():
+            return Attention.ASLEEP
         for used in self._used.values():
             gradient = used.current()
             if not used.added and gradient is not None and version_of(gradient) != used.version:
                 used.added, used.added_by = True, event.site
                 used.since = self._recorder.state.clock.tick()
+        return None
 
     def _before_step(self, event: StepStarted) -> Attention | None:
-        if event.number >= _LOOKED_AT:
+        if self._is_over():
             return Attention.ASLEEP
         if self._unowned and not dispatch_mode_is_active():
             without_user_modes(self._look_for_used, event)
