@@ -6,6 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
+from gradcheck_suite._addresses import page_of
 from gradcheck_suite.reporting.concise import place
 from gradcheck_suite.reporting.ledger import ledger_lines
 from gradcheck_suite.reporting.source import SourceLines
@@ -125,7 +126,9 @@ def _finding(finding: Finding, sources: SourceLines) -> str:
     if finding.evidence:
         parts.append(_details("evidence", _figures(finding.evidence)))
     if entry is not None:
-        parts.append(_details(f"why {entry.code} matters", f"<p>{_prose(entry.why)}</p>"))
+        more = f'<p><a href="{page_of(entry.code)}">what {entry.code} is, and what to write</a></p>'
+        why = f"<p>{_prose(entry.why)}</p>"
+        parts.append(_details(f"why {entry.code} matters", why + more))
     parts.append("</section>")
     return "\n".join(part for part in parts if part)
 
