@@ -12,6 +12,11 @@ from gradcheck_suite._torch_floor import require_torch
 require_torch()
 
 # ruff: noqa: E402 - as just said
+from gradcheck_suite._torch_compat.distributed import (
+    another_connection,
+    connect_to,
+    default_store,
+)
 from gradcheck_suite._torch_compat.engine import (
     Hooks,
     add_post_hooks,
@@ -112,13 +117,16 @@ __all__ = [
     "Operator",
     "RawSaved",
     "add_post_hooks",
+    "another_connection",
     "answering",
     "around_custom_functions",
     "bound_method_maker",
     "changing_results",
     "clipping_internals",
+    "connect_to",
     "current_node",
     "custom_function_class",
+    "default_store",
     "dispatch_mode_is_active",
     "engine_entry_points",
     "flattened",

@@ -1,0 +1,52 @@
+"""The store of torch.distributed that the processes of a job share."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+__all__ = ["another_connection", "connect_to", "default_store"]
+
+_ANSWERS_WITHIN = timedelta(seconds=10)
+"""What a store may take for an answer before it counts as gone."""
+
+
+def default_store() -> Any | None:
+    """Return the store that the default process group was made with, or None.
+
+    Torch 2.13 keeps it behind ``distributed_c10d._get_default_store``, in one or several stores
+    that only put a prefix before each key.
+    """
+    get = getattr(dist.distributed_c10d, "_get_default_store", None)
+    if get is None or not dist.is_initialized():
+        return None
+    try:
+        store = get()
+    except (RuntimeError, ValueError):
+        return None
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store
+
+
+def another_connection(store: Any) -> Any | None:
+    """Return a store with the same contents whose calls do not wait for those of ``store``.
+
+    None for one that is of a single process. ``Store.clone`` is there from torch 2.8 on.
+    """
+    if isinstance(store, dist.TCPStore):
+        return connect_to(store.host, store.port)
+    if isinstance(store, dist.FileStore):
+        return dist.FileStore(store.path)
+    return None
+
+
+def connect_to(host: str, port: int) -> Any:
+    """Connect to a store that another process, or this one, serves at this address."""
+    store = dist.TCPStore(
+        host, port, is_master=False, wait_for_workers=False, timeout=_ANSWERS_WITHIN
+    )
+    store.set_timeout(_ANSWERS_WITHIN)
+    return store
