@@ -343,13 +343,13 @@ class Session:
             return
         if self._script is not None:
             self._script._inside[self._key] = report  # noqa: SLF001 - another session
+        if not keeps_quiet and self._recorder.job.look() and self._tells_other_ranks():
+            self._hand_over_with_others(failing=failing)
+            return
         if keeps_quiet or (target is True and news <= self._told):
             return
         self._told |= news
-        if self._recorder.job.look() and self._tells_other_ranks():
-            self._hand_over_with_others(failing=failing)
-        else:
-            deliver(report, of_rank(target, self._recorder.job.rank), failing=failing)
+        deliver(report, of_rank(target, self._recorder.job.rank), failing=failing)
 
     def _hand_over_with_others(self, *, failing: bool) -> None:
         """Tell at the end of the process: a rank that waited here might wait for one that waits."""
@@ -366,7 +366,9 @@ class Session:
         report = self.report
         whole = self.ranks.conclude(report, failed=failing)
         if whole is not None:
-            deliver(whole, target, failing=failing)
+            others_say = whole.not_covered != report.not_covered
+            if target is not True or others_say or self._to_tell(whole):
+                deliver(whole, target, failing=failing)
             self.ranks.told()
         elif target != self._target:
             deliver(report, target, failing=failing)
