@@ -14,8 +14,11 @@ require_torch()
 # ruff: noqa: E402 - as just said
 from gradcheck_suite._torch_compat.distributed import (
     another_connection,
+    communicating_methods,
     connect_to,
     default_store,
+    is_sharded,
+    reduces_by_hook,
 )
 from gradcheck_suite._torch_compat.engine import (
     Hooks,
@@ -123,6 +126,7 @@ __all__ = [
     "bound_method_maker",
     "changing_results",
     "clipping_internals",
+    "communicating_methods",
     "connect_to",
     "current_node",
     "custom_function_class",
@@ -141,6 +145,7 @@ __all__ = [
     "inside_backward",
     "is_compiled",
     "is_leaf_node",
+    "is_sharded",
     "is_view",
     "jit_is_tracing",
     "keeps_and_makes_graph",
@@ -159,6 +164,7 @@ __all__ = [
     "power_iterations",
     "push_saved_tensors_hooks",
     "read_saved",
+    "reduces_by_hook",
     "remove_saved_tensors_hooks",
     "saved_as",
     "saved_attribute_names",

@@ -7,7 +7,14 @@ from typing import Any
 
 import torch.distributed as dist
 
-__all__ = ["another_connection", "connect_to", "default_store"]
+__all__ = [
+    "another_connection",
+    "communicating_methods",
+    "connect_to",
+    "default_store",
+    "is_sharded",
+    "reduces_by_hook",
+]
 
 _ANSWERS_WITHIN = timedelta(seconds=10)
 """What a store may take for an answer before it counts as gone."""
@@ -50,3 +57,53 @@ def connect_to(host: str, port: int) -> Any:
     )
     store.set_timeout(_ANSWERS_WITHIN)
     return store
+
+
+def communicating_methods() -> tuple[str, ...]:
+    """Return the names of the methods of a process group that send or receive tensors.
+
+    Every function of ``torch.distributed`` calls one of them, by whatever name a program has
+    imported it (``distributed_c10d.py``, torch 2.13); the reducer of DistributedDataParallel and
+    functional collectives call none.
+    """
+    return tuple(name for name in _COMMUNICATING if hasattr(dist.ProcessGroup, name))
+
+
+_COMMUNICATING = (
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "all_gather_single",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "broadcast",
+    "gather",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+    "send",
+)
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Return whether a parameter is a part of one that lies on several ranks.
+
+    DTensors are (FSDP2, tensor parallelism), and the flat parameters of FSDP1; with
+    ``use_orig_params``, its parameters are views of a flat one (``_is_view`` of torch's own).
+    """
+    kind = type(tensor)
+    return kind.__name__ in {"DTensor", "FlatParameter"} or hasattr(tensor, "device_mesh")
+
+
+def reduces_by_hook(wrapped: Any) -> bool:
+    """Return whether a DistributedDataParallel reduces by a hook of the program's."""
+    return bool(getattr(wrapped, "_comm_hooks", ()))

@@ -15,6 +15,7 @@ from gradcheck_suite._torch_compat import (
     top_saved_tensors_hooks,
 )
 from gradcheck_suite.auditing.call_sites import call_site
+from gradcheck_suite.auditing.distributed.exchanges import Exchanges
 from gradcheck_suite.auditing.distributed.job import Job
 from gradcheck_suite.auditing.event_bus import EventBus
 from gradcheck_suite.auditing.events import SessionEnded, StepMarked, WatchResumed
@@ -68,6 +69,7 @@ class Recorder:
         options: what to look at and how often.
         state: how far the run has come.
         job: the processes that train together, of which this is one.
+        exchanges: what this one has sent to the others.
         bus: tells the detectors what happens.
         generations: the graphs of earlier backwards that are still alive.
         optimizers: the optimizers seen so far, and whose each parameter is.
@@ -89,6 +91,7 @@ class Recorder:
         self.options = options
         self.state = state = RunState()
         self.job = Job()
+        self.exchanges = Exchanges()
         self.heap = Heap(options.overhead)
         self.bus = bus = EventBus(state, self.heap)
         self.generations = Generations(state.clock)

@@ -81,6 +81,7 @@ from gradcheck_suite.auditing.detectors.step_order.uneven_window import UnevenWi
 from gradcheck_suite.auditing.detectors.step_order.zero_grad_misplaced import (
     ZeroGradMisplacedDetector,
 )
+from gradcheck_suite.auditing.distributed.step_records import StepRecords
 from gradcheck_suite.auditing.events import SessionEnded
 from gradcheck_suite.auditing.ledger.observer import LedgerObserver
 from gradcheck_suite.auditing.object_names.tensor_names import ParameterNames
@@ -148,6 +149,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         contract,
         FunctionCallDetector(recorder, contract),
         RefusedByTorchDetector(),
+        StepRecords(recorder, windows, leaves, names),
         LedgerObserver(recorder, windows, leaves, losses),
     )
 

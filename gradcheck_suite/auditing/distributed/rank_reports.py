@@ -8,22 +8,21 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from gradcheck_suite.auditing.distributed.channel import ANSWERS_WITHIN
-from gradcheck_suite.auditing.distributed.merging import (
-    merge_ranks,
-    packed,
-    unpacked,
-)
+from gradcheck_suite.auditing.distributed.divergence import compare_ranks, not_compared
+from gradcheck_suite.auditing.distributed.merging import merge_ranks, packed, unpacked
+from gradcheck_suite.auditing.distributed.step_records import StepRecord
 from gradcheck_suite.auditing.events import Attention, StepFinished
 from gradcheck_suite.auditing.output.report_delivery import say
+from gradcheck_suite.findings import Report
 from gradcheck_suite.reporting.text import ranks_in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gradcheck_suite.auditing.distributed.channel import Channel
     from gradcheck_suite.auditing.distributed.job import Job
     from gradcheck_suite.auditing.events import Subscriptions
-    from gradcheck_suite.findings import Finding, Report
+    from gradcheck_suite.findings import Finding
 
 __all__ = ["RankReports"]
 
@@ -52,12 +51,21 @@ class RankReports:
     Args:
         job: the ranks.
         so_far: returns what is known of this rank by now.
+        told_steps: returns the keys of the steps that it has told of, by optimizer and step.
         seconds: how long rank 0 waits for the reports of the others at its end.
     """
 
-    def __init__(self, job: Job, so_far: Callable[[], Report], *, seconds: float) -> None:
+    def __init__(
+        self,
+        job: Job,
+        so_far: Callable[[], Report],
+        told_steps: Callable[[], Mapping[int, Mapping[int, str]]],
+        *,
+        seconds: float,
+    ) -> None:
         self.job = job
         self._so_far = so_far
+        self._told_steps = told_steps
         self._seconds = seconds
         self._began = False
         self._last = 0.0
@@ -155,7 +163,8 @@ class RankReports:
             self.job.rank: report,
         }
         whole = merge_ranks(known, size=self.job.size, own=self.job.rank)
-        lines = list(whole.not_covered)
+        compared = self._compared(channel, (self.job.rank, *began))
+        lines = [*whole.not_covered, *compared.not_covered]
         for rank in silent:
             steps = known[rank].summary.get("steps") if rank in known else None
             until = f"; what it had found by step {steps} is told" if rank in so_far else ""
@@ -164,7 +173,22 @@ class RankReports:
         unaudited = [rank for rank in others if rank not in began]
         if unaudited:
             lines.append(f"{ranks_in_words(unaudited)}, where no audit was begun")
-        return replace(whole, not_covered=tuple(lines))
+        findings = (*compared.findings, *whole.findings)
+        return replace(whole, findings=findings, not_covered=tuple(lines))
+
+    def _compared(self, channel: Channel, ranks: Sequence[int]) -> Report:
+        """Return what differs between the ranks, of the steps that all have told of."""
+        found: list[Finding] = []
+        lines: list[str] = []
+        for keys in self._told_steps().values():
+            wanted = {f"{rank}/{key}": (rank, step) for step, key in keys.items() for rank in ranks}
+            steps: dict[int, dict[int, StepRecord]] = {}
+            for key, message in channel.get(wanted, seconds=0.0).items():
+                rank, step = wanted[key]
+                steps.setdefault(rank, {})[step] = StepRecord.unpacked(message)
+            found += compare_ranks(steps, size=self.job.size)
+            lines.append(not_compared(steps) or "")
+        return Report("", tuple(found), not_covered=tuple(dict.fromkeys(filter(None, lines))))
 
 
 def _wait_for(channel: Channel, ranks: list[int], seconds: float) -> dict[int, bytes]:
