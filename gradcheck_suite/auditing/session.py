@@ -174,7 +174,7 @@ class Session:
             )
         self.ranks = RankReports(
             self._recorder.job,
-            lambda: self._report(None),
+            self._report,
             self._told_steps,
             seconds=options.wait_for_ranks,
         )
@@ -488,7 +488,7 @@ class Session:
         """The findings, what was looked at, and what could not be."""
         return self._report(self._ledger_of_all())
 
-    def _report(self, ledger: Mapping[str, JSON] | None) -> Report:
+    def _report(self, ledger: Mapping[str, JSON] | None = None) -> Report:
         return Report(
             tool=TOOL,
             findings=self.findings,

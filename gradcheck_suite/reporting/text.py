@@ -126,10 +126,7 @@ def ranks_in_words(ranks: Iterable[int]) -> str:
     words = [
         word
         for span in spans
-        for word in ([f"{span[0]}-{span[-1]}"] if len(span) > _PAIR else map(str, span))
+        for word in (map(str, span) if len(span) in {1, 2} else [f"{span[0]}-{span[-1]}"])
     ]
     noun = "rank" if words == [str(spans[0][0])] else "ranks"
     return f"{noun} {' and '.join(filter(None, (', '.join(words[:-1]), words[-1])))}"
-
-
-_PAIR = 2

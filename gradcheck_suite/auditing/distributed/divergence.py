@@ -30,6 +30,7 @@ Steps: TypeAlias = "Mapping[int, Mapping[int, StepRecord]]"
 _AVERAGED = "the parameters were equal again before step {}, as where they are averaged at times"
 _HOOKED = "a communication hook of the program's reduces the gradients"
 _EXCHANGED = "other tensors went from rank to rank in the next step, as in a pipeline"
+_UNCONNECTED = "nothing at all goes from rank to rank, and no DistributedSampler shares the data"
 _NO_GROUP = "there was no process group"
 
 
@@ -89,7 +90,7 @@ def compare_ranks(steps: Steps, *, size: int) -> list[Finding]:
 
 def not_compared(steps: Steps) -> str | None:
     """Return why the parameters of one optimizer were not compared, or None where they were."""
-    if len(steps) < _TWO:
+    if len(steps) <= 1:
         return None
     firsts = [records[0] for records in steps.values() if 0 in records]
     if any(each.sharded for each in firsts):
@@ -102,15 +103,12 @@ def not_compared(steps: Steps) -> str | None:
     return None
 
 
-_TWO = 2
-
-
 def _alike(
     steps: Steps,
 ) -> Steps | None:
     """Return the records that can be compared, or None."""
     known = {rank: records for rank, records in steps.items() if 0 in records}
-    if len(known) < _TWO or not_compared(known) is not None:
+    if len(known) <= 1 or not_compared(known) is not None:
         return None
     return known
 
@@ -209,6 +207,7 @@ def _finding(
 
 
 _MOST_NAMED = 16
+"""Parameters that are listed for programs. Chosen, for length."""
 
 
 def _location(place: Place) -> Location | None:
@@ -247,6 +246,7 @@ def _changed_between(
         size,
         place=place,
         hint="make the same change on every rank, or broadcast the parameter from one",
+        at_most=_together(step),
         beside=[(step.first.site, "this step found different parameters")],
         groups=groups,
     )
@@ -263,8 +263,15 @@ def _different_updates(step: _Step, groups: Sequence[int], size: int) -> Finding
         )
         why = f"`{name}` is {told}; expected the same settings on all ranks"
         hint = f"give every rank the same `{name}`"
+        scheduled = {rank: step.records[rank].scheduled for rank in step.ranks}
+        only = [rank for rank, where in scheduled.items() if where is not None]
+        if only and len(only) < len(step.ranks):
+            apart, place = tuple(only), scheduled[only[0]]
+        else:
+            place = step.records[apart[0]].made
     else:
         apart = step.apart(lambda each: each.after)
+        place = step.first.site
         why = (
             "their settings are equal, so that the optimizer's state, or what it computes, is not; "
             "expected the same update on all ranks"
@@ -280,9 +287,9 @@ def _different_updates(step: _Step, groups: Sequence[int], size: int) -> Finding
         step,
         apart,
         size,
-        place=step.records[apart[0]].made if setting is not None else step.first.site,
+        place=place,
         hint=hint,
-        at_most=Severity.ERROR if setting is not None else Severity.WARNING,
+        at_most=min(_together(step), Severity.ERROR if setting else Severity.WARNING),
         beside=[(step.first.site, "this step made them different")],
         groups=groups,
     )
@@ -308,6 +315,9 @@ def _different_gradients(step: _Step, groups: Sequence[int], size: int) -> Findi
     """Tell that ranks with equal parameters step with different gradients."""
     if len({record.backwards for record in step.records.values()}) > 1 and step.first.reduced:
         return _skipped_step(step, groups, size)
+    written = _written_apart(step, groups, size)
+    if written is not None:
+        return written
     reduced = [
         group for group in groups if all(group in each.reduced for each in step.records.values())
     ]
@@ -320,6 +330,46 @@ def _different_gradients(step: _Step, groups: Sequence[int], size: int) -> Findi
         if group not in groups
     )
     return _reduced_in_part(step, groups, size) if shared else _never_reduced(step, groups, size)
+
+
+def _written_apart(step: _Step, groups: Sequence[int], size: int) -> Finding | None:
+    """Tell of gradients that only some ranks have changed after the backward."""
+    writers = {
+        rank: place
+        for rank in step.ranks
+        for group in groups
+        if (place := step.records[rank].changed.get(str(group))) is not None
+    }
+    if not writers or len(writers) == len(step.ranks):
+        return None
+    ranks = sorted(writers)
+    message = (
+        f"step {step.number + 1} used a gradient of {step.named(groups)} that differs between "
+        f"{ranks_in_words(step.ranks)}: only {ranks_in_words(ranks)} wrote into it after the "
+        "backward; expected the same change on all ranks"
+    )
+    return _finding(
+        catalogue.RANKS_DIVERGED,
+        message,
+        step,
+        ranks,
+        size,
+        place=writers[ranks[0]],
+        hint="make the same change on every rank",
+        at_most=_together(step),
+        beside=[(step.first.site, "this step used different gradients")],
+        groups=groups,
+    )
+
+
+def _together(step: _Step) -> Severity:
+    """Return how severe it is that ranks part: where nothing connects them, they may be to."""
+    connected = any(
+        each.reduced or each.exchanged
+        for records in (step.records, step.following or {})
+        for each in records.values()
+    )
+    return Severity.ERROR if connected else Severity.NOTE
 
 
 def _skipped_step(step: _Step, groups: Sequence[int], size: int) -> Finding:
@@ -423,11 +473,12 @@ def _never_reduced(step: _Step, groups: Sequence[int], size: int) -> Finding | N
     if not differ:
         return None
     exchanged = any(each.exchanged for each in following.values())
+    cooperate = all(each.sampled or each.metrics for each in following.values())
     alone = not all(each.initialized for each in step.records.values())
     message = (
         f"{ranks_in_words(step.ranks)} began with equal parameters, and each steps on gradients of "
-        f"its own from step {step.number + 1} on, of {step.named(groups)}: no gradient was reduced "
-        "over ranks, so that each trains a model of its own; expected averaged gradients"
+        f"its own from step {step.number + 1} on, of {step.named(groups)}: none was seen to "
+        "be reduced over ranks, so that each trains a model of its own; expected averaged gradients"
     )
     return _finding(
         catalogue.GRADIENT_NOT_SYNCHRONIZED,
@@ -439,7 +490,11 @@ def _never_reduced(step: _Step, groups: Sequence[int], size: int) -> Finding | N
         hint="wrap the model in DistributedDataParallel, or average each gradient with "
         "dist.all_reduce before the step",
         at_most=Severity.WARNING,
-        doubts=[_EXCHANGED if exchanged else None, _NO_GROUP if alone else None],
+        doubts=[
+            _EXCHANGED if exchanged else None,
+            _NO_GROUP if alone else None,
+            None if cooperate or exchanged else _UNCONNECTED,
+        ],
         groups=groups,
     )
 

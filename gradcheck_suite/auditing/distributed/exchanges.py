@@ -24,12 +24,13 @@ class Exchanges:
 
     Attributes:
         since_step: how many such exchanges there were since an optimizer's last step.
+        metrics: how many others there were in all.
         suspended_at: where ``no_sync()`` was called last since then.
         samples_by_rank: whether a DistributedSampler was gone through: the ranks share the data.
     """
 
     def __init__(self) -> None:
-        self.since_step = 0
+        self.since_step = self.metrics = 0
         self.suspended_at: CallSite | None = None
         self.samples_by_rank = False
 
@@ -37,6 +38,8 @@ class Exchanges:
         """Take note of an exchange of these tensors, if it is more than metrics."""
         if _carries_tensors(arguments):
             self.since_step += 1
+        else:
+            self.metrics += 1
 
     def end_step(self) -> None:
         """Begin anew."""

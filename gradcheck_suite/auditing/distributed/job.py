@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "rank_in_environment"]
 
+_AVAILABLE = dist.is_available()
+
 
 def rank_in_environment(variables: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
     """Return rank and world size as launchers hand them over, or None for a process of its own.
@@ -68,7 +70,7 @@ class Job:
 
     def look(self) -> bool:
         """Take up a process group, if there is one by now; return whether there are other ranks."""
-        if not self.initialized and dist.is_available() and dist.is_initialized():
+        if not self.initialized and _AVAILABLE and dist.is_initialized():
             self.initialized = True
             told = self.rank, self.size
             self.rank, self.size = dist.get_rank(), dist.get_world_size()

@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
+from weakref import WeakMethod
 
 from gradcheck_suite.auditing.distributed.channel import ANSWERS_WITHIN
 from gradcheck_suite.auditing.distributed.divergence import compare_ranks, not_compared
@@ -50,22 +51,23 @@ class RankReports:
 
     Args:
         job: the ranks.
-        so_far: returns what is known of this rank by now.
-        told_steps: returns the keys of the steps that it has told of, by optimizer and step.
+        so_far: a method that returns what is known of this rank by now.
+        told_steps: a method that returns the keys of the steps that it has told of, by optimizer and step.
         seconds: how long rank 0 waits for the reports of the others at its end.
     """
 
     def __init__(
         self,
         job: Job,
-        so_far: Callable[[], Report],
+        so_far: Callable[..., Report],
         told_steps: Callable[[], Mapping[int, Mapping[int, str]]],
         *,
         seconds: float,
     ) -> None:
         self.job = job
-        self._so_far = so_far
-        self._told_steps = told_steps
+        # Whoever owns this is gone with the last reference to it.
+        self._so_far = WeakMethod(so_far)
+        self._told_steps = WeakMethod(told_steps)
         self._seconds = seconds
         self._began = False
         self._last = 0.0
@@ -90,8 +92,11 @@ class RankReports:
             return Attention.ASLEEP
         self.begin()
         now = monotonic()
+        so_far = self._so_far()
+        if so_far is None:
+            return Attention.ASLEEP
         if self._began and (event.number < _SO_FAR_FIRST or now >= self._last + _SO_FAR_EVERY):
-            self._put("so far", self._so_far())
+            self._put("so far", so_far())
             self._last = monotonic()
         return None
 
@@ -180,7 +185,8 @@ class RankReports:
         """Return what differs between the ranks, of the steps that all have told of."""
         found: list[Finding] = []
         lines: list[str] = []
-        for keys in self._told_steps().values():
+        told_steps = self._told_steps()
+        for keys in ({} if told_steps is None else told_steps()).values():
             wanted = {f"{rank}/{key}": (rank, step) for step, key in keys.items() for rank in ranks}
             steps: dict[int, dict[int, StepRecord]] = {}
             for key, message in channel.get(wanted, seconds=0.0).items():

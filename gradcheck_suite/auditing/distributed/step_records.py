@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import weakref
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -28,6 +29,7 @@ from gradcheck_suite.auditing.events import (
     Attention,
     BackwardStarted,
     ForwardFinished,
+    SchedulerStepped,
     StepFinished,
     StepStarted,
 )
@@ -98,6 +100,7 @@ class StepRecord:
         backwards: how many backwards have begun by then.
         exchanged: how many exchanges with other ranks there were since the step before.
         sharded: whether parameters are parts of such as lie on several ranks.
+        metrics: how many exchanges of a few numbers there were in all.
         sampled: whether a DistributedSampler was gone through.
         reduced: the groups that a DistributedDataParallel is to reduce.
         hooked: whether it does so by a hook of the program's.
@@ -111,7 +114,9 @@ class StepRecord:
             in its place.
         bypass: which of these.
         cleared: where gradients were cleared unused since the step before.
+        scheduled: where a scheduler of learning rates was stepped since the step before.
         writes: groups of parameters that were written since the step before, and where.
+        changed: groups of gradients that were written since the last backward began, and where.
     """
 
     layout: int
@@ -124,6 +129,7 @@ class StepRecord:
     exchanged: int = 0
     sharded: bool = False
     sampled: bool = False
+    metrics: int = 0
     reduced: Sequence[int] = ()
     hooked: bool = False
     synchronizes: bool = True
@@ -135,7 +141,9 @@ class StepRecord:
     bypassed: Place = None
     bypass: str = ""
     cleared: Place = None
+    scheduled: Place = None
     writes: Mapping[str, Place] = field(default_factory=dict)
+    changed: Mapping[str, Place] = field(default_factory=dict)
 
     def packed(self) -> bytes:
         """Return the record as JSON."""
@@ -183,7 +191,10 @@ class StepRecords:
         self._depth = 0
         self._wrapped: dict[int, DistributedDataParallel] = {}
         self._called: set[int] = set()
-        self._bypass: tuple[str, CallSite | None] | None = None
+        self._computed_at: CallSite | None = None
+        self._forward: tuple[weakref.ref[nn.Module], CallSite | None] | None = None
+        self._scheduled_at: CallSite | None = None
+        self._last_backward = 0
 
     def subscriptions(self) -> Subscriptions:
         """Look before and after each step."""
@@ -192,6 +203,7 @@ class StepRecords:
             StepFinished: self._end,
             ForwardFinished: self._end_forward,
             BackwardStarted: self._begin_backward,
+            SchedulerStepped: self._schedule,
         }
 
     def findings(self) -> list[Finding]:
@@ -212,10 +224,8 @@ class StepRecords:
     def _begin_backward(self, event: BackwardStarted) -> Attention | None:
         if not self._recorder.job.look():
             return Attention.ASLEEP
-        if not event.accumulates:
-            self._bypass = ("autograd.grad", event.site)
-        elif self._bypass is not None and self._bypass[0] == "autograd.grad":
-            self._bypass = None
+        self._computed_at = None if event.accumulates else event.site
+        self._last_backward = self._recorder.state.clock.tick()
         return None
 
     def _end_forward(self, event: ForwardFinished) -> Attention | None:
@@ -224,12 +234,15 @@ class StepRecords:
         module = event.module
         if isinstance(module, DistributedDataParallel):
             self._wrapped[id(module)] = module
-            if event.grad_enabled:
-                self._called.add(id(module))
-        elif event.grad_enabled and any(
-            module is part for each in self._wrapped.values() for part in each.module.modules()
-        ):
-            self._bypass = ("module", event.site)
+        if event.grad_enabled:
+            self._called.add(id(module))
+            self._forward = weakref.ref(module), event.site
+        return None
+
+    def _schedule(self, event: SchedulerStepped) -> Attention | None:
+        if not self._recorder.job.look():
+            return Attention.ASLEEP
+        self._scheduled_at = event.site
         return None
 
     def _begin(self, event: StepStarted) -> Attention | None:
@@ -268,7 +281,7 @@ class StepRecords:
         known.ended_at = self._recorder.state.clock.tick()
         self._recorder.exchanges.end_step()
         self._called.clear()
-        self._bypass = None
+        self._computed_at = self._scheduled_at = self._forward = None
         return None
 
     def _look_for_wrapped(self) -> None:
@@ -282,6 +295,7 @@ class StepRecords:
         recorder, optimizer = self._recorder, event.optimizer
         parameters = parameters_of(optimizer)
         groups = _grouped(parameters)
+        gradients = [[each.grad for each in group] for group in groups]
         exchanges = recorder.exchanges
         window = self._windows.of(optimizer)
         owned = set(map(id, parameters))
@@ -298,17 +312,18 @@ class StepRecords:
         }
         cleared = window.discarded[-1].site if window.discarded else None
         counts_calls = recorder.state.step < FIRST_STEPS and bool(wrapped)
-        bypass = self._bypass or ("", None)
+        bypass, bypassed_at = self._bypass(wrapped)
         return StepRecord(
             layout=_layout(parameters),
             before=_sums(groups),
-            gradients=_sums([[each.grad for each in group] for group in groups]),
+            gradients=_sums(gradients),
             names=[] if known.steps else self._names_of(groups, wrapped),
             settings=_settings(optimizer),
             backwards=recorder.state.backwards,
             exchanged=exchanges.since_step,
             sharded=any(map(is_sharded, parameters)),
             sampled=exchanges.samples_by_rank,
+            metrics=exchanges.metrics,
             reduced=[n for n, group in enumerate(groups) if all(id(p) in reduced for p in group)],
             hooked=any(map(reduces_by_hook, wrapped)),
             synchronizes=all(_synchronizes(each) for each in wrapped),
@@ -317,18 +332,32 @@ class StepRecords:
             site=_place(event.site),
             made=_place(window.constructed_at),
             suspended=_place(exchanges.suspended_at),
-            bypassed=_place(bypass[1]),
-            bypass=bypass[0],
+            bypassed=_place(bypassed_at),
+            bypass=bypass,
+            scheduled=_place(self._scheduled_at),
             cleared=_place(cleared),
             writes=self._writes(groups, known.ended_at) if known.steps else {},
+            changed=self._writes(gradients, self._last_backward),
         )
 
-    def _writes(self, groups: Iterable[Sequence[Tensor]], since: int) -> dict[str, Place]:
-        """Return where groups of parameters were written last, by their number."""
+    def _bypass(self, wrapped: Sequence[DistributedDataParallel]) -> tuple[str, CallSite | None]:
+        """Return what has gone past the wrappers since the last step, and where."""
+        if self._computed_at is not None:
+            return "autograd.grad", self._computed_at
+        module = None if self._forward is None else self._forward[0]()
+        if any(module is part for each in wrapped for part in each.module.modules()):
+            return "module", None if self._forward is None else self._forward[1]
+        return "", None
+
+    def _writes(self, groups: Iterable[Sequence[Tensor | None]], since: int) -> dict[str, Place]:
+        """Return where groups of tensors were written last, by their number."""
         found: dict[str, Place] = {}
         for number, group in enumerate(groups):
             written_by = [
-                write for each in group for write in self._recorder.write_log.since(since, each)
+                write
+                for each in group
+                if each is not None
+                for write in self._recorder.write_log.since(since, each)
             ]
             if written_by:
                 found[str(number)] = _place(written_by[-1].site)

@@ -1,4 +1,5 @@
 """Real jobs of two ranks: who tells, what ends how, and what is lost."""
+
 from __future__ import annotations
 
 import json
