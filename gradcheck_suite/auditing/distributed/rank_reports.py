@@ -52,7 +52,7 @@ class RankReports:
     Args:
         job: the ranks.
         so_far: a method that returns what is known of this rank by now.
-        told_steps: a method that returns the keys of the steps that it has told of, by optimizer and step.
+        told_steps: a method that returns the keys of the steps it has told of, by optimizer.
         seconds: how long rank 0 waits for the reports of the others at its end.
     """
 

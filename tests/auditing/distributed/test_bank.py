@@ -1,5 +1,7 @@
 """Each program of the bank under audit on two ranks: what is to be found, where, on whom."""
 
+from __future__ import annotations
+
 import inspect
 import json
 import re
