@@ -41,6 +41,8 @@ VERSIONS = (
 )
 """The newest patch of each minor version that is supported."""
 OLDEST, NEWEST = VERSIONS[0], VERSIONS[-1]
+WITH_SLOW = (OLDEST, DEVELOPMENT, NEWEST)
+"""Where the slow tests run too; elsewhere they would take longer than all others together."""
 MORE_PYTHONS = ("3.13", "3.14")
 """The newest torch is tried on these too, where there is such an interpreter."""
 
@@ -154,7 +156,7 @@ def try_version(version: str, python: str, *, quick: bool) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="gradcheck-suite-compat-") as folder:
         own = _environment(Path(folder), version, python)
         report = Path(folder) / "report.xml"
-        _run_tests(own, report, quick=quick)
+        _run_tests(own, report, quick=quick, slow=version in WITH_SLOW)
         _read_tests(report, outcome)
         limits = "import json, gradcheck_suite._torch_compat as c; print(json.dumps(c.limits()))"
         told = subprocess.run([own, "-c", limits], capture_output=True, text=True, check=False)
@@ -192,13 +194,14 @@ def _environment(folder: Path, version: str, python: str) -> str:
     return own
 
 
-def _run_tests(own: str, report: Path, *, quick: bool) -> None:
+def _run_tests(own: str, report: Path, *, quick: bool, slow: bool) -> None:
     paths = _QUICK if quick else ()
+    marks = "not sweep and not one_torch" + ("" if slow else " and not slow")
     left_out = () if quick else tuple(f"--ignore={path}" for path in _WITHOUT_TORCH)
     subprocess.run(
         [
             *(own, "-m", "pytest", "-q", "-n", "auto", "--dist", "worksteal"),
-            *("-m", "not sweep and not one_torch", "--tb", "short", "-p", "no:cacheprovider"),
+            *("-m", marks, "--tb", "short", "-p", "no:cacheprovider"),
             *(f"--junitxml={report}", *left_out, *paths),
         ],
         cwd=_ROOT,
@@ -266,9 +269,10 @@ shown otherwise.
 
 Each row is an environment of its own with that torch from PyPI, in which the whole suite ran less
 what no torch has a part in (lint, reports, packaging) and what is marked as bound to the version
-of development. The banks are the programs that the tests keep: loops, leaks, writers, silent
-overwrites, wrong backwards, wrong models and the demo, each with correct twins; a subject differs
-where code, severity or line of a finding is not what it is on torch {development}.
+of development. Tests marked slow ran on the oldest, the newest and the version of development. The
+banks are the programs that the tests keep: loops, leaks, writers, silent overwrites, wrong
+backwards, wrong models and the demo, each with correct twins; a subject differs where code,
+severity or line of a finding is not what it is on torch {development}.
 """
 
 

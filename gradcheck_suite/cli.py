@@ -12,7 +12,17 @@ from gradcheck_suite._completion import add_completion_option
 from gradcheck_suite._runtime.exit_codes import USAGE, exit_status
 from gradcheck_suite._runtime.frames import Owner, is_ours, owner_of_file, without_ours
 from gradcheck_suite._version import __version__
-from gradcheck_suite.commands import audit, demo, explain, graph, localize, rules, verify
+from gradcheck_suite.commands import (
+    audit,
+    demo,
+    doctor,
+    explain,
+    graph,
+    init,
+    localize,
+    rules,
+    verify,
+)
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.reporting.paths import display_path
 
@@ -46,6 +56,8 @@ _COMMANDS = {
     "demo": demo,
     "explain": explain,
     "rules": rules,
+    "doctor": doctor,
+    "init": init,
 }
 _FOR_THE_LINTER = ("lint", "check", "fix", "format", "server")
 

@@ -28,6 +28,7 @@ def _generate(*arguments: str):
     return warm_python.run([SCRIPT, *arguments])
 
 
+@pytest.mark.slow
 def test_the_page_is_up_to_date():
     done = _generate("--check")
     assert (done.returncode, done.stderr) == (0, "")
@@ -55,6 +56,7 @@ def test_an_unknown_argument_is_refused():
 
 
 @pytest.mark.parametrize("room", ["verification", "accumulation", "auditing"])
+@pytest.mark.slow
 def test_every_number_says_what_it_is_and_why(generator, room):
     numbers = [it for it in generator.numbers() if it.module.startswith(f"{room}/")]
     assert numbers

@@ -43,6 +43,7 @@ def test_lint_rules_import_libcst_but_no_torch():
     assert "torch" not in loaded
 
 
+@pytest.mark.slow
 def test_the_two_tests_above_can_fail():
     assert "torch" in loaded_after("import gradcheck_suite\ngradcheck_suite.check_gradients")
 

@@ -86,6 +86,7 @@ def test_a_layout_that_a_shape_cannot_have_is_left_out():
     assert find(tensors((), layouts=["transposed"]), lambda x: x.dim() == 0).shape == ()
 
 
+@pytest.mark.slow
 def test_examples_shrink_to_the_simplest():
     # Hypothesis may get stuck on its way from one start; not from each of several.
     found = [
@@ -120,6 +121,7 @@ def test_integers_and_booleans_require_no_grad():
     assert find(tensors((2,), dtype=torch.bool), lambda x: bool(x.all())).tolist() == [True, True]
 
 
+@pytest.mark.slow
 def test_large_tensors_are_drawn_from_a_seed():
     for kind in (torch.float64, torch.complex128, torch.int64, torch.bool):
         drawn = find(
@@ -209,6 +211,7 @@ def test_without_hypothesis_the_extra_is_named():
     assert "pip install 'gradcheck-suite[strategies]'" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_package_itself_never_imports_hypothesis():
     code = (
         "import sys, gradcheck_suite\n"

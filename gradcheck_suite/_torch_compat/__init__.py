@@ -36,6 +36,7 @@ from gradcheck_suite._torch_compat.engine import (
 )
 from gradcheck_suite._torch_compat.functions import (
     around_custom_functions,
+    checkpoint_entry_points,
     without_reentrant_checkpoints,
 )
 from gradcheck_suite._torch_compat.limits import limits
@@ -125,6 +126,7 @@ __all__ = [
     "around_custom_functions",
     "bound_method_maker",
     "changing_results",
+    "checkpoint_entry_points",
     "clipping_internals",
     "communicating_methods",
     "connect_to",

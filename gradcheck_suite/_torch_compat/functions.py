@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from gradcheck_suite._torch_compat.nodes import custom_function_class
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["around_custom_functions", "without_reentrant_checkpoints"]
+__all__ = ["around_custom_functions", "checkpoint_entry_points", "without_reentrant_checkpoints"]
 
 
 @contextmanager
@@ -111,3 +112,16 @@ def without_reentrant_checkpoints(keep: Callable[[], bool]) -> Iterator[None]:
             del CheckpointFunction.apply
         else:
             CheckpointFunction.apply = own  # type: ignore[method-assign]
+
+
+def checkpoint_entry_points() -> tuple[tuple[Any, str] | None, tuple[Any, str] | None]:
+    """Return owner and name of what ``checkpoint`` runs a function by (torch 2.6 to 2.15).
+
+    Returns:
+        For a reentrant checkpoint a function of ``(function, preserve, *inputs)``, which runs it
+        now and, in backward, again; for another a generator function that is given the function
+        to run again and yields while the caller runs it. None where this torch has it not.
+    """
+    name = "_checkpoint_without_reentrant_generator"
+    own = sys.modules[CheckpointFunction.__module__]
+    return (CheckpointFunction, "apply"), (own, name) if hasattr(own, name) else None

@@ -40,6 +40,7 @@ SchedulerStepped           after ``scheduler.step()``; not for the one in its co
 ModeChanged                after the outermost ``module.train(...)`` or ``module.eval()``
 ForwardFinished            after the outermost call of a module, in the first 8 steps
 DropoutRanInEval           before functional dropout that is on in a module in evaluation mode
+RecomputedDifferently      before a checkpoint runs again in backward, not as it ran in forward
 LegacyFunctionCalled       before torch refuses to call an instance of an ``autograd.Function``
 NonLeafGradientRead        when torch warns that ``.grad`` of such a tensor is read
 TorchWarned                at any other warning that is shown, recorded or logged
@@ -109,6 +110,7 @@ __all__ = [
     "NonLeafRefused",
     "OptimizerConstructed",
     "ParameterGroupAdded",
+    "RecomputedDifferently",
     "SavedTensorCorrupted",
     "SavedTensorModified",
     "ScalerStepped",
@@ -372,6 +374,19 @@ class DropoutRanInEval(NamedTuple):
     site: CallSite | None
 
 
+class RecomputedDifferently(NamedTuple):
+    """A checkpointed function runs again in backward, and not as it ran in forward.
+
+    ``drawn``: whose random numbers it had drawn and now draws others of; ``mode_changed``: whether
+    modules are in another mode; ``parameters_changed``: how many were written since.
+    """
+
+    drawn: tuple[str, ...]
+    mode_changed: bool
+    parameters_changed: int
+    site: CallSite | None
+
+
 class LegacyFunctionCalled(NamedTuple):
     """An instance of a custom Function is called, as in old torch; this one refuses."""
 
@@ -528,6 +543,7 @@ Event: TypeAlias = (
     | NonLeafRefused
     | AutocastEntered
     | DropoutRanInEval
+    | RecomputedDifferently
     | GradModeChanged
     | StateTaken
     | CopiedOntoItself

@@ -76,6 +76,7 @@ def test_the_cost_of_a_step_and_of_an_op_is_bounded():
         assert 0 < few[index] - 4 * per_layer <= fixed
 
 
+@pytest.mark.slow
 def test_a_look_at_leaves_costs_a_bounded_number_for_each(monkeypatch):
     rare = [(b - a) / 72 for a, b in zip(added_by(4, **QUIET), added_by(40, **QUIET), strict=True)]
     monkeypatch.setattr(leaf_records, "is_looked_at", lambda *_, **__: True)

@@ -58,6 +58,7 @@ HELD_BY_MODULES = {
 
 
 @pytest.mark.parametrize("name", FAST)
+@pytest.mark.sampled(every=5)
 def test_a_leak_of_three_steps_is_found_and_its_owner_named(name, request):
     if name in HELD_BY_MODULES:
         request.getfixturevalue("objects_of_modules")

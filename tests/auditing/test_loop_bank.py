@@ -12,6 +12,7 @@ from tests.auditing.loops import (  # noqa: F401 - they fill the bank
     adversaries,
     agents,
     by_hand,
+    checkpoints,
     clipping,
     everyday,
     frozen_statistics,
@@ -42,6 +43,7 @@ def run_quietly(loop):
 
 
 @pytest.mark.parametrize("name", BUGGY)
+@pytest.mark.sampled(every=4)
 def test_the_mistake_is_found(audited, line_of, name):
     code, loop = BUGGY[name]
     session = audited(lambda: run_quietly(loop))
@@ -75,6 +77,7 @@ def test_parameters_that_nobody_trains_are_told_of_once(audited, name):
 
 
 @pytest.mark.parametrize("name", CLEAN)
+@pytest.mark.sampled(every=4)
 def test_nothing_is_said_but_notes(audited, name):
     session = audited(lambda: run_quietly(CLEAN[name]))
     assert session.report.at_least(Severity.WARNING) == ()
@@ -98,6 +101,14 @@ WORDS = {
     "clip_after_step": ("error", "clipped gradients that SGD.step() had used already"),
     "clip_each_micro_batch": ("warning", "clipped the running sum again and again"),
     "clip_without_unscale": ("error", "still multiplied by the loss scale, in 8 steps of SGD"),
+    "dropout_without_its_generator": (
+        "warning",
+        "with other random numbers (torch's generator), 8",
+    ),
+    "layers_dropped_by_python": ("warning", "with other random numbers (Python's generator)"),
+    "noise_of_numpy": ("warning", "with other random numbers (NumPy's generator)"),
+    "evaluated_between_forward_and_backward": ("warning", "in another mode"),
+    "stepped_between_forward_and_backward": ("error", "with 4 parameters changed since, 4 times"),
     "scheduler_first": ("warning", "StepLR.step() ran before the first SGD.step()"),
     "head_replaced": ("error", "(`model[2].weight`, `model[2].bias`) that no optimizer owns"),
     "layer_added_late": ("warning", "though Adam trains other parameters of the same model"),

@@ -23,9 +23,11 @@ def first_of_each():
 
 @pytest.mark.parametrize("mutant", first_of_each(), ids=lambda mutant: mutant.name)
 @pytest.mark.usefixtures("objects_of_modules")
+@pytest.mark.sampled(every=4)
 def test_a_mutant_is_found_under_its_code(mutant):
     assert is_found(mutant)
 
 
+@pytest.mark.slow
 def test_there_are_mutants_of_many_kinds():
     assert len(first_of_each()) >= 10

@@ -79,6 +79,7 @@ def test_an_audit_reads_less_than_one_value_a_step(reads):
     assert sum(later) <= 0.15 * len(later)
 
 
+@pytest.mark.slow
 def test_contents_of_all_saved_tensors_are_read_at_once(reads):
     counts, step = reads
     train(step, checksum_every=1)
@@ -90,6 +91,7 @@ def test_contents_of_all_saved_tensors_are_read_at_once(reads):
 @pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize("options", [ONCE, LOOP], ids=["once", "loop"])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(every=5)
 def test_the_line_that_wrote_is_named(name, options):
     case = CASES[name]
     (finding,) = findings_of(case.build, **options)
@@ -100,11 +102,13 @@ def test_the_line_that_wrote_is_named(name, options):
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.usefixtures("untraced")
+@pytest.mark.sampled(every=5)
 def test_nothing_is_said_of_a_write_after_backward(name):
     assert findings_of(CASES[name].build, fixed=True, steps=2, watch_writers="from_start") == []
 
 
 @pytest.mark.parametrize("name", BUGGY)
+@pytest.mark.sampled(every=5)
 def test_mistakes_are_found(audited, name):
     code, loop = BUGGY[name]
     session = audited(lambda: run_quietly(loop))

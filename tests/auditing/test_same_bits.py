@@ -157,6 +157,7 @@ def assert_same(make_model, make_optimizer, **options):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.sampled(every=3)
 def test_parameters_losses_and_generators_are_the_same(model, optimizer):
     session = assert_same(MODELS[model], OPTIMIZERS[optimizer])
     assert session.report.summary["steps"] == 5

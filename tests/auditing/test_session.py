@@ -193,6 +193,7 @@ def test_compiled_graphs_are_said_to_be_closed_to_looks():
     assert [line for line in session.report.not_covered if "compiled graphs" in line]
 
 
+@pytest.mark.slow
 def test_graphs_that_are_too_large_to_search_are_said_to_be():
     weight = torch.ones(1, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1)

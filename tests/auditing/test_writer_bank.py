@@ -46,6 +46,7 @@ def line_of(finding):
 
 @pytest.mark.parametrize("options", [ONCE, LOOP], ids=["once", "loop"])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(every=4)
 def test_the_line_that_wrote_is_named(name, options):
     case = CASES[name]
     (finding,) = findings_of(case.build, **options)
@@ -56,6 +57,7 @@ def test_the_line_that_wrote_is_named(name, options):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(every=4)
 def test_nothing_is_said_of_a_write_after_backward(name):
     assert findings_of(CASES[name].build, fixed=True, steps=2, watch_writers="from_start") == []
 

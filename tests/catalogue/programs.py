@@ -553,6 +553,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS610": (_checked("Identity", (4,)),),
     "GCS611": (_normalized,),
     "GCS612": (_widened,),
+    "GCS613": (_module(lambda names: names.Encoder(4), 2, 4),),
     "GCS701": (_fitted,),
     "GCS702": (_fitted,),
     "GCS703": (lambda names: audited(lambda: _run_in_eval(names)),),

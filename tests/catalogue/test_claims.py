@@ -171,6 +171,7 @@ def test_every_claim_for_run_time_has_a_program():
     ("code", "number"),
     [(code, number) for code, programs in PROGRAMS.items() for number in range(len(programs))],
 )
+@pytest.mark.sampled(every=4)
 def test_run_time_finds_the_example_and_nothing_in_the_correction(code, number, sources):
     entry, program = catalogue.find(code), PROGRAMS[code][number]
     found: dict[str, tuple[Finding, ...]] = {}

@@ -87,6 +87,7 @@ FROZEN = {
     "GCS610": "nonlinear-backward",
     "GCS611": "compiled-gradient-mismatch",
     "GCS612": "dtype-changed",
+    "GCS613": "recomputed-differently",
     "GCS701": "train-mode-in-eval",
     "GCS702": "stuck-in-eval",
     "GCS703": "dropout-ignores-eval",

@@ -66,6 +66,7 @@ def test_a_mistake_is_reported_after_the_output_and_fails(audit):
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_fail_on_sets_the_threshold(audit):
     assert audit(BUGGY, "--fail-on", "error").returncode == 1
     assert audit(CLEAN, "--fail-on", "note").returncode == 0
@@ -378,6 +379,7 @@ def test_the_report_so_far_leaves_the_output_file_to_the_last(waiting, tmp_path)
     assert json.loads((tmp_path / "report.json").read_text())["summary"]["steps"] == 3
 
 
+@pytest.mark.slow
 def test_max_steps_watches_the_first_steps_only(audit):
     done = audit(CLEAN.replace("range(3)", "range(9)"), "--max-steps", "2")
     assert done.returncode == 0
@@ -419,6 +421,7 @@ def test_writers_of_code_that_runs_once_are_watched_from_the_start(audit, tmp_pa
     assert "watch_writers must be one of 'after_corruption', 'from_start', 'never'" in bad.stderr
 
 
+@pytest.mark.slow
 def test_the_time_that_checksums_take_can_be_bounded(audit):
     source = CLEAN.replace("range(3)", "range(60)")
     options = ("--output-format", "json", "--overhead")

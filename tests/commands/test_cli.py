@@ -36,7 +36,8 @@ def run(*arguments, **options):
 
 
 @pytest.mark.parametrize(
-    "command", ["audit", "verify", "localize", "graph", "demo", "explain", "rules"]
+    "command",
+    ["audit", "verify", "localize", "graph", "demo", "explain", "rules", "doctor", "init"],
 )
 def test_each_command_has_help_that_fits_80_columns(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
@@ -70,7 +71,7 @@ def test_the_bare_command_prints_a_page_that_says_where_to_begin():
     page = done.stderr
     assert max(map(len, page.splitlines())) <= 80
     assert "Find the autograd mistakes that raise nothing in PyTorch code" in page
-    for command in ("audit", "verify", "localize", "graph", "demo", "explain", "rules"):
+    for command in cli._COMMANDS:
         assert f"\n    {command} " in page
     assert page.count("\n  gradcheck-suite ") == 3
     assert "read on: gradcheck-suite COMMAND --help" in page
@@ -82,7 +83,7 @@ def test_the_bare_command_prints_a_page_that_says_where_to_begin():
         ("audti", "did you mean 'audit'?"),
         ("explian", "did you mean 'explain'?"),
         ("lint", "source is linted by a command of its own: gradcheck-lint PATH..."),
-        ("xyz", "expected audit, verify, localize, graph, demo, explain, rules"),
+        ("xyz", "expected audit, verify, localize, graph, demo, explain, rules, doctor, init"),
     ],
 )
 def test_a_word_that_is_no_command_is_answered_with_one(word, advice, capsys):

@@ -211,6 +211,7 @@ def test_ctrl_c_within_code_made_of_a_string_ends_in_the_same_status(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="closes a file descriptor")
+@pytest.mark.slow
 def test_a_closed_standard_error_leaves_the_status(loss):
     done = run_without(2, ["gradcheck_suite", "graph", "loss.py:none"], loss)
     assert done.returncode == 2

@@ -191,6 +191,7 @@ def test_ctrl_c_leaves_a_report_on_what_was_concluded(run, model):
     assert complaints.endswith("gradcheck-suite: interrupted at: leaf modules\n")
 
 
+@pytest.mark.slow
 def test_verify_takes_factories_and_gives_the_command_to_look_inside(run):
     status, text, _ = run("verify", "make_wrong", "--seed", "3")
     assert status == 1
@@ -203,6 +204,7 @@ def test_verify_takes_factories_and_gives_the_command_to_look_inside(run):
     assert text.count("analytic and numeric gradient differ") == 1
 
 
+@pytest.mark.slow
 def test_a_report_of_check_gradients_names_the_function_to_look_inside_with(model):
     import torch
     from deep_model import Softmax, right, wrong

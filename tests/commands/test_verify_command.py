@@ -118,6 +118,7 @@ def test_keyword_inputs_and_options(verify):
     assert (summary["dtype"], summary["seed"], summary["probes"]) == ("float64", 3, 1)
 
 
+@pytest.mark.slow
 def test_positional_and_keyword_inputs_and_a_skipped_output(verify):
     assert verify("two", "both").returncode == 1
     assert verify("two", "both", "--skip-output", "output[1]").returncode == 0
@@ -165,6 +166,7 @@ def test_help_needs_no_torch():
     assert done.stdout.split() == ["False", "True"]
 
 
+@pytest.mark.slow
 def test_a_script_that_shows_it_is_written(verify, tmp_path):
     done = verify("Slope", "make_inputs", "--reproduce", "shows_it.py")
     assert done.returncode == 1

@@ -78,12 +78,14 @@ def test_what_lint_and_audit_both_see_is_told_once(demo):
     assert both == {"GCS201", "GCS301", "GCS508"}
 
 
+@pytest.mark.slow
 def test_nothing_is_said_of_the_repaired_script():
     done = run_demo("--fixed", "--output-format", "json", "--fail-on", "note")
     assert json.loads(done.stdout)["findings"] == []
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_reader_sees_the_training_the_graph_and_the_report():
     done = run_demo("--fail-on", "error")
     assert done.returncode == 1

@@ -264,6 +264,7 @@ LARGE = ("sum_of_2_000", "chain_of_100_000")
     "name",
     [pytest.param(name, marks=pytest.mark.sweep if name in LARGE else ()) for name in PROGRAMS],
 )
+@pytest.mark.sampled(every=4)
 def test_drawn_in_every_format(name, tmp_path):
     torch.manual_seed(0)
     with warnings.catch_warnings():

@@ -20,6 +20,7 @@ def old(tmp_path, buggy):
 
 
 class TestBaseline:
+    @pytest.mark.slow
     def test_known_findings_are_passed_over_and_new_ones_fail(self, command, old, buggy):
         done = command("--baseline", "known.json", "--write-baseline")
         assert (done.returncode, done.stdout) == (0, "")
@@ -31,6 +32,7 @@ class TestBaseline:
         assert "new.py:7" in done.stdout
         assert "old.py" not in done.stdout
 
+    @pytest.mark.slow
     def test_lines_may_move_and_files_be_renamed(self, command, old, buggy):
         command("--baseline", "known.json", "--write-baseline")
         (old / "old.py").write_text("# more\n\n" + buggy.replace("    ", "        "))
@@ -38,11 +40,13 @@ class TestBaseline:
         (old / "old.py").rename(old / "renamed.py")
         assert command("--baseline", "known.json").returncode == 0
 
+    @pytest.mark.slow
     def test_a_second_of_the_same_is_new(self, command, old, buggy):
         command("--baseline", "known.json", "--write-baseline")
         (old / "old.py").write_text(buggy + buggy.replace("train", "again"))
         assert command("--baseline", "known.json").stdout.count("GCS301") == 1
 
+    @pytest.mark.slow
     def test_settings_can_name_it(self, command, old):
         table = '[tool.gradcheck-suite.lint]\nbaseline = "known.json"\n'
         (old / "pyproject.toml").write_text(table)
@@ -111,6 +115,7 @@ class TestNoqa:
         new = with_noqa(source, lint_source(source, "x.py"))
         assert new == source.rstrip(b"\n") + b"  # noqa: GCS101\n"
 
+    @pytest.mark.slow
     def test_command_silences_all(self, command, old):
         done = command("--add-noqa")
         assert (done.returncode, done.stdout) == (0, "")
@@ -164,6 +169,7 @@ class TestGitIgnore:
         (tree / "out" / "inner" / ".git").mkdir(parents=True)
         assert not GitIgnored().ignores(str(tree / "out" / "inner" / "a.py"), is_directory=False)
 
+    @pytest.mark.slow
     def test_command_leaves_ignored_files_out(self, command, tree, buggy):
         (tree / "out").mkdir()
         (tree / "out" / "a.py").write_text(buggy)

@@ -137,6 +137,7 @@ class TestCache:
         (tmp_path / "file").write_text("")
         assert len(_lint(project, Cache(tmp_path / "file" / "cache")).report.findings) == 4
 
+    @pytest.mark.slow
     def test_two_runs_at_once_agree(self, project, tmp_path):
         words = [sys.executable, "-m", "gradcheck_lint", ".", "--cache-dir", str(tmp_path / "c")]
         for _ in range(2):
@@ -173,9 +174,11 @@ class TestWorkers:
         assert shared == {task.path: outcome for task, outcome in perform_all(tasks, workers=1)}
         assert len(shared) == 5
 
+    @pytest.mark.slow
     def test_report_does_not_depend_on_who_is_first(self, project):
         assert _lint(project, jobs=3).report == _lint(project, jobs=1).report
 
+    @pytest.mark.slow
     def test_death_of_a_worker_concerns_one_file(self, buggy, monkeypatch):
         """A worker that kills itself over one file, as native code may."""
         real = workers._Worker._started
@@ -197,6 +200,7 @@ class TestWorkers:
         assert 1 <= len(failures) <= 2
         assert [finding.code for finding in findings].count("GCS301") == 5 - len(failures)
 
+    @pytest.mark.slow
     def test_grown_worker_is_replaced(self, buggy, monkeypatch):
         monkeypatch.setattr(workers, "_BYTES_BEFORE_RENEWAL", 1)
         outcomes = [outcome for _, outcome in perform_all(_tasks(buggy, 3), workers=2)]
@@ -217,6 +221,7 @@ class TestWorkers:
         pool.close()
         assert threading.active_count() == before
 
+    @pytest.mark.slow
     def test_processes_come_up_before_there_are_tasks_and_end_without_any(self, buggy):
         started = workers.Workers()
         try:
@@ -287,6 +292,7 @@ class TestWorkers:
         assert "there is not enough memory for it" in found[1].message
 
     @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+    @pytest.mark.slow
     def test_interrupt_ends_the_run_at_once(self, tmp_path, buggy):
         for number in range(60):
             (tmp_path / f"a{number}.py").write_text(buggy + buggy.split("\n", 1)[1] * 200)

@@ -155,6 +155,7 @@ def test_statistics_count_the_rules(command, project, buggy):
     ]
 
 
+@pytest.mark.slow
 def test_standard_input_has_a_name(command, tmp_path, buggy):
     done = command("-", stdin=buggy)
     assert done.returncode == 1
@@ -163,6 +164,7 @@ def test_standard_input_has_a_name(command, tmp_path, buggy):
     assert done.stdout.startswith("src/a.py:7:9: GCS301")
 
 
+@pytest.mark.slow
 def test_settings_of_the_project_apply(command, project, buggy):
     (project / "pyproject.toml").write_text(
         '[tool.gradcheck-suite.lint]\nexclude = ["pkg"]\n'
@@ -206,6 +208,7 @@ def test_file_of_that_name_is_linted(command, tmp_path, buggy):
     assert command("rules").returncode == 1
 
 
+@pytest.mark.slow
 def test_reader_that_leaves_is_no_error(tmp_path, buggy):
     for number in range(400):
         (tmp_path / f"a{number}.py").write_text(buggy)

@@ -19,6 +19,7 @@ def spare(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_fix_writes_and_diff_does_not(command, spare):
     done = command("--diff")
     assert done.returncode == 1
@@ -36,6 +37,7 @@ def test_fix_writes_and_diff_does_not(command, spare):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_many_files_are_fixed_by_workers(command, tmp_path):
     for number in range(5):
         (tmp_path / f"a{number}.py").write_text(_SPARE)
@@ -44,6 +46,7 @@ def test_many_files_are_fixed_by_workers(command, tmp_path):
     assert all(path.read_text() == _CLEAN for path in tmp_path.glob("*.py"))
 
 
+@pytest.mark.slow
 def test_standard_input_is_fixed_on_standard_output(command, tmp_path):
     done = command("-", "--fix", stdin=_SPARE)
     assert done.stdout == _CLEAN

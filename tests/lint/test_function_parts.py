@@ -68,6 +68,7 @@ def test_names_like_those_of_writes_are_none(statement: str) -> None:
     assert not any(isinstance(event, InPlace) for event in function.events())
 
 
+@pytest.mark.slow
 def test_whatever_writes_in_place_has_the_part_for_it() -> None:
     writing = 0
     for source in _SOURCES:

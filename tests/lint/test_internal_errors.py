@@ -107,6 +107,7 @@ def test_message_names_the_error_and_what_it_cost(planted):
     )
 
 
+@pytest.mark.slow
 def test_other_files_are_linted_and_what_failed_is_not_remembered(planted, command, tmp_path):
     for _ in range(2):
         done = planted("rule", "gradcheck_lint.cli", ".", "--output-format=json", "-j2")
@@ -119,6 +120,7 @@ def test_other_files_are_linted_and_what_failed_is_not_remembered(planted, comma
     assert done.returncode == 1
 
 
+@pytest.mark.slow
 def test_no_list_of_known_findings_and_no_comment_takes_it_in(planted, tmp_path):
     words = ("a.py", "--baseline=known.json")
     done = planted("rule", "gradcheck_lint.cli", *words, "--write-baseline")
@@ -224,6 +226,7 @@ def test_flake8_tells_it_and_the_rest(planted):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="asyncio's pipes")
+@pytest.mark.slow
 def test_editor_sees_it_and_the_rest(tmp_path):
     uri = (tmp_path / "a.py").as_uri()
 

@@ -216,6 +216,7 @@ def test_fix_may_add_lines_and_empty_a_cell(monkeypatch):
     ]
 
 
+@pytest.mark.slow
 def test_notebooks_are_found_linted_and_fixed_by_the_command(command, tmp_path):
     cells = (*_CELLS, ("code", ["q = 1  # noqa: GCS301"]))
     (tmp_path / "a.ipynb").write_bytes(_notebook(*cells))
@@ -296,6 +297,7 @@ def test_services_get_the_line_of_the_file_and_are_told_the_cell(linted, tmp_pat
     assert case.get("name").endswith(" a.ipynb:cell 6:5:5")
 
 
+@pytest.mark.slow
 def test_known_findings_stay_known_when_cells_move(command, tmp_path):
     (tmp_path / "a.ipynb").write_bytes(_notebook(*_CELLS))
     command("--baseline", "known.json", "--write-baseline")

@@ -4,6 +4,8 @@ import json
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
+import pytest
+
 from benchmarks import lint_recall
 from benchmarks.lint_recall import SOURCES, findings_in, score, try_file
 
@@ -27,6 +29,7 @@ def test_a_mutant_that_no_rule_sees_counts_as_missed(monkeypatch):
     assert all(row.found == 0 < row.total for row in score(sorted(SOURCES.glob("*.py"))))
 
 
+@pytest.mark.slow
 def test_a_finding_elsewhere_in_the_function_does_not_count(monkeypatch):
     real = lint_recall.lint_source
 

@@ -42,6 +42,7 @@ def test_examples_of_every_rule_with_a_safe_fix_are_run():
 
 
 @pytest.mark.parametrize(("code", "source"), _EXAMPLES)
+@pytest.mark.sampled(every=4)
 def test_safe_fix_of_an_example_keeps_what_the_program_does(code, source):
     were_fixed = 0
     for name, text in variants(source):

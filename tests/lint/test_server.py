@@ -74,6 +74,7 @@ def _applied(text, action):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="asyncio's pipes")
+@pytest.mark.slow
 def test_an_editor_sees_finds_fixes_and_reads(tmp_path):
     uri = (tmp_path / "train.py").as_uri()
     text = f"{_LEAF}x = 1  # noqa: GCS301\n"
@@ -134,6 +135,7 @@ def test_an_editor_sees_finds_fixes_and_reads(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="asyncio's pipes")
+@pytest.mark.slow
 def test_settings_of_the_project_hold_in_the_editor(tmp_path):
     settings = tmp_path / "pyproject.toml"
     settings.write_text('[tool.gradcheck-suite.lint]\nexclude = ["old"]\nignore = ["GCS101"]\n')
@@ -216,6 +218,7 @@ _USE = "  # the leaf of the other cell\n  w += 1\n  q = 1  # noqa: GCS301"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="asyncio's pipes")
+@pytest.mark.slow
 def test_cells_of_a_notebook_know_one_another(tmp_path):
     uri = (tmp_path / "a.ipynb").as_uri()
     cells = [_cell(uri, "data", _DATA), _cell(uri, "use", _USE), _cell(uri, "bad", "x = 1\nx = =")]

@@ -118,6 +118,7 @@ _WORDS = st.sampled_from(
 @given(st.lists(_WORDS, max_size=12).map("".join) | st.text(max_size=20), st.booleans())
 @example("# noqa: GCS301: reason", False)
 @settings(max_examples=500, deadline=None)
+@pytest.mark.slow
 def test_what_is_left_of_a_comment_is_a_comment_and_silences_no_more(text, is_used):
     comment = "#" + text.replace("\n", " ").replace("\r", " ")
     suppressions = Suppressions([(1, 1, cst.Comment(comment))])

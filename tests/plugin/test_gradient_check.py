@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 
 class TestOutcome:
     def test_right_gradients_pass_and_the_report_is_returned(self, run_tests):
@@ -87,6 +89,7 @@ class TestOutcome:
             gradient_check.snapshot(Raises.apply, x())
     """
 
+    @pytest.mark.slow
     def test_frames_of_ours_are_left_out_of_what_the_function_raises(self, run_tests):
         result = run_tests(self.RAISES)
 

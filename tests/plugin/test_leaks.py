@@ -224,6 +224,7 @@ HOLDERS = """
 """
 
 
+@pytest.mark.slow
 def test_the_line_that_keeps_a_graph_is_the_line_of_the_finding(run_tests_apart, pytester):
     result = run_tests_apart(HOLDERS, "--gradcheck-suite-report=r.json")
 
@@ -252,6 +253,7 @@ def test_the_line_that_keeps_a_graph_is_the_line_of_the_finding(run_tests_apart,
     assert "the cache of cached()" in result.stdout.str()
 
 
+@pytest.mark.slow
 def test_a_source_that_is_broken_meanwhile_shows_no_line(run_tests, pytester):
     result = run_tests("""
         import pathlib
@@ -270,6 +272,7 @@ def test_a_source_that_is_broken_meanwhile_shows_no_line(run_tests, pytester):
     assert "kept by this test" not in text  # its place is all that there is
 
 
+@pytest.mark.slow
 def test_graphs_that_are_meant_to_live_and_those_that_end_are_no_leaks(run_tests_apart):
     run_tests_apart(CLEAN).assert_outcomes(passed=5)
 
@@ -294,6 +297,7 @@ def test_wrong_arguments(run_tests, arguments, message):
     gc.collect()
 
 
+@pytest.mark.slow
 def test_what_the_test_itself_keeps_is_named_by_its_class(run_tests_apart):
     """Not by what pytest calls the object that holds it."""
     result = run_tests_apart("""

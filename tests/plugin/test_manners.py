@@ -411,11 +411,13 @@ class TestStart:
         )
         return done.stdout.partition("LOADED ")[2].strip()
 
+    @pytest.mark.slow
     def test_a_run_that_does_not_use_the_plugin_loads_next_to_nothing(self, tmp_path):
         assert (
             self.loaded(tmp_path) == "[] ['fixtures', 'hookspecs', 'markers', 'options', 'plugin']"
         )
 
+    @pytest.mark.slow
     def test_this_test_can_fail(self, tmp_path):
         (tmp_path / "conftest.py").write_text("import rich")
 

@@ -297,6 +297,7 @@ SOURCE = """
 """
 
 
+@pytest.mark.slow
 def test_in_a_test(run_tests, monkeypatch):
     missing = run_tests(SOURCE, "-k", "test_stored")
     missing.assert_outcomes(failed=2, deselected=6)

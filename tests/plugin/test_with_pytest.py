@@ -147,6 +147,7 @@ class TestWithoutTorch:
             sys.meta_path.insert(0, NoTorch())
         """)
 
+    @pytest.mark.slow
     def test_fixtures_and_markers_say_what_to_install(self, pytester):
         pytester.makepyfile("""
             import pytest

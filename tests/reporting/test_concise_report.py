@@ -24,6 +24,7 @@ def test_one_line_for_each_finding_and_the_verdict_last(reports_of_each_kind):
 
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
+@pytest.mark.slow
 def test_any_report_has_one_line_more_than_findings(any_report, unshown, data):
     report = data.draw(any_report)
     text = concise.render(report)

@@ -305,6 +305,7 @@ def test_markup_in_texts_is_printed_as_it_is(make_finding):
 @pytest.mark.parametrize("width", [40, 80, 200])
 @given(data=st.data())
 @settings(max_examples=30, deadline=None)
+@pytest.mark.slow
 def test_any_report_is_safe_to_print_at_any_width(any_report, unshown, width, data):
     report = data.draw(any_report)
     text = written(report, width=width)

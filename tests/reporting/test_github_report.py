@@ -102,6 +102,7 @@ def test_properties_keep_their_separators(make_finding):
 
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
+@pytest.mark.slow
 def test_any_report_is_commands_line_by_line(any_report, unshown, data):
     report = data.draw(any_report)
     text = github.render(report)

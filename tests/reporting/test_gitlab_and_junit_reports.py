@@ -107,6 +107,7 @@ def test_hostile_text_stays_text(make_finding):
 @pytest.mark.parametrize("renderer", [gitlab, junit])
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
+@pytest.mark.slow
 def test_any_report_is_well_formed(any_report, unshown, renderer, data):
     report = data.draw(any_report)
     text = renderer.render(report)

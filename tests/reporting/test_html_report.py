@@ -64,6 +64,7 @@ def test_each_kind_of_report_is_a_page(reports_of_each_kind, kind):
 
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
+@pytest.mark.slow
 def test_no_text_can_break_out_of_the_page(any_report, unshown, data):
     document = page.render(data.draw(any_report))
     Page(document)

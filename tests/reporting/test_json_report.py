@@ -43,6 +43,7 @@ def test_each_kind_of_report_fits_the_schema(reports_of_each_kind, validator, ki
 
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
+@pytest.mark.slow
 def test_any_report_fits_the_schema_in_printable_ascii(any_report, validator, data):
     def refuse(constant):
         raise AssertionError(f"{constant} is not JSON")

@@ -230,6 +230,7 @@ def test_hostile_text_stays_text(make_finding, unshown):
 
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
+@pytest.mark.slow
 def test_any_report_has_its_tables_and_nothing_more(any_report, unshown, data):
     report = data.draw(any_report)
     page = Page(report)

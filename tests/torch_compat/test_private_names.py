@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -48,10 +49,12 @@ def used():
             yield from ((path.relative_to(ROOT), name) for name in found if name not in own)
 
 
+@pytest.mark.slow
 def test_private_names_of_torch_are_reached_in_one_place():
     outside = {(str(path), name) for path, name in used() if name not in KNOWN_TO_ALL}
     assert outside == set()
 
 
+@pytest.mark.slow
 def test_each_exception_is_used():
     assert {name for _, name in used()} >= set(KNOWN_TO_ALL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -37,6 +38,7 @@ def test_others_have_theirs():
     x.grad = None
 
 
+@pytest.mark.slow
 def test_an_audit_finds_who_keeps_graphs_beside_one():
     beside = torch.zeros(1).as_subclass(Undefined)
     model, losses = nn.Linear(2, 1), []

@@ -70,6 +70,7 @@ MODULES = {
 
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.sampled(every=4)
 def test_modules_pass(name, dtype):
     make, shape = MODULES[name]
     torch.manual_seed(0)

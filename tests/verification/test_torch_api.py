@@ -207,6 +207,7 @@ def _samples():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("entry", _samples())
+@pytest.mark.sampled(every=5)
 def test_the_custom_functions_of_torchs_own_database_pass(entry):
     if not entry.supports_autograd:
         pytest.skip("has no gradient")

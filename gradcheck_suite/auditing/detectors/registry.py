@@ -26,6 +26,9 @@ from gradcheck_suite.auditing.detectors.corruption.copy_onto_itself import CopyO
 from gradcheck_suite.auditing.detectors.corruption.non_finite_gradient import (
     NonFiniteGradientDetector,
 )
+from gradcheck_suite.auditing.detectors.corruption.recomputed_differently import (
+    RecomputedDifferentlyDetector,
+)
 from gradcheck_suite.auditing.detectors.corruption.saved_tensor_modified import (
     SavedTensorModifiedDetector,
 )
@@ -112,6 +115,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         SavedTensorModifiedDetector(recorder, names, carried),
         SliceWriteInLoopDetector(recorder.write_log),
         CopyOntoItselfDetector(recorder, names),
+        RecomputedDifferentlyDetector(),
         MissingZeroGradDetector(recorder, names),
         MissingZeroGradByHandDetector(recorder, names),
         windows,

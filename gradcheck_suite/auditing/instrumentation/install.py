@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gradcheck_suite._runtime.patches import Patches
 from gradcheck_suite.auditing.instrumentation.autocast import AutocastSource
 from gradcheck_suite.auditing.instrumentation.backward import BackwardSource
+from gradcheck_suite.auditing.instrumentation.checkpoints import CheckpointSource
 from gradcheck_suite.auditing.instrumentation.child_processes import ChildProcessSource
 from gradcheck_suite.auditing.instrumentation.clipping import ClippingSource
 from gradcheck_suite.auditing.instrumentation.exchanges import ExchangeSource
@@ -48,6 +49,7 @@ _SOURCES: Sequence[type[EventSource]] = (
     ForwardSource,
     AutocastSource,
     FunctionalDropoutSource,
+    CheckpointSource,
     GradModeSource,
     TorchWarningSource,
     LegacyFunctionSource,

@@ -17,6 +17,7 @@ from torch.optim import optimizer as optimizer_module
 
 import gradcheck_suite as gs
 from gradcheck_suite._torch_compat import (
+    checkpoint_entry_points,
     engine_entry_points,
     in_place_functions,
     top_saved_tensors_hooks,
@@ -34,6 +35,7 @@ NAMES = [
     (torch.nn.Module, "state_dict"),
     (BaseProcess, "start"),
     (subprocess.Popen, "__init__"),
+    *filter(None, checkpoint_entry_points()),
 ]
 
 

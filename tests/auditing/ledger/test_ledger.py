@@ -174,6 +174,7 @@ def test_the_report_holds_it_in_text_json_and_html(model, tmp_path):
     assert "model.spare.*" in page
 
 
+@pytest.mark.slow
 def test_a_thousand_parameters_fit_on_a_screen():
     class Wide(nn.Module):
         def __init__(self):

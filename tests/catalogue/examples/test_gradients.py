@@ -218,3 +218,18 @@ def test_gcs612_a_constant_makes_what_follows_wider(example, instead):
     loss.backward()
     assert model.weight.grad.dtype is torch.float32
     assert instead("GCS612").loss(model, torch.randn(2, 3)).dtype is torch.float32
+
+
+def test_gcs613_backward_sees_another_mask_than_forward(example, instead):
+    def error(names):
+        """How far the gradient is from what the kept output says it is, for a linear body."""
+        torch.manual_seed(3)
+        model = names.Encoder(64)
+        output = model(torch.randn(8, 64))
+        kept = output.detach() != 0
+        output.sum().backward()
+        expected = kept.sum(0) * 2.0
+        return (model.body[0].bias.grad - expected).abs().max()
+
+    assert error(example("GCS613")) > 1
+    assert error(instead("GCS613")) == 0

@@ -73,6 +73,7 @@ def truth(gradient):
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(small_gradients(), max_size=6))
+@pytest.mark.slow
 def test_what_is_written_afterwards_makes_no_difference(gradients):
     expected = [truth(gradient) for gradient in gradients]
     at_once, late = taken(gradients), taken(gradients)

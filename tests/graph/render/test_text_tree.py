@@ -93,6 +93,7 @@ class TestTree:
 
 
 class TestSize:
+    @pytest.mark.slow
     def test_a_long_chain_is_folded_flat(self):
         y = torch.ones(1, requires_grad=True)
         for _ in range(10_000):

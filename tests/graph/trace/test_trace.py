@@ -314,6 +314,7 @@ class TestLifetime:
         done = warm_python.run(["-c", TIME_DEEP_GRAPHS], env=environment)
         assert float(done.stdout) < 20  # ten times the nodes; a quadratic walk takes 100
 
+    @pytest.mark.slow
     def test_deep_chain_of_custom_functions(self, square):
         y = torch.ones(1, requires_grad=True)
         for _ in range(30_000):
@@ -324,6 +325,7 @@ class TestLifetime:
 
         assert len({node.location for node in graph.nodes}) == 2
 
+    @pytest.mark.slow
     def test_branching_deep_graph_is_traced_and_freed(self):
         weight = torch.ones(1, requires_grad=True)
         state = old = torch.zeros(1)

@@ -54,6 +54,7 @@ INNOCENT = {
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", INNOCENT)
+@pytest.mark.sampled(every=4)
 def test_a_detach_is_not_laid_at_the_door_of_a_function(name, dtype):
     (finding,) = check_gradients(INNOCENT[name], drawn(4, 5, dtype=dtype)).findings
     assert finding.code == "GCS601"

@@ -47,6 +47,7 @@ def inputs():
 
 
 @pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.sampled(every=4)
 def test_the_finding_stands_at_the_line_to_change(name):
     function = getattr(BANK, name)
     report = check_gradients(function, inputs())

@@ -95,6 +95,7 @@ def failed(report):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("level", ["auto", "functions", "modules", "calls"])
+@pytest.mark.sampled(every=4)
 def test_the_wrong_function_is_named_and_nothing_else(dtype, level):
     torch.manual_seed(3)
     report = localize(Net(bad=2).to(dtype), torch.randn(3, 4, 6, dtype=dtype), level=level)

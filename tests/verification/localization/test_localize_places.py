@@ -270,6 +270,7 @@ def given(name):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(every=4)
 def test_the_wrong_place_is_named_and_nothing_else(name):
     torch.manual_seed(1)
     build, places = CASES[name]
@@ -278,12 +279,14 @@ def test_the_wrong_place_is_named_and_nothing_else(name):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(every=4)
 def test_its_right_twin_is_silent(name):
     torch.manual_seed(1)
     report = localize(CASES[name][0](False), given(name), level="calls")
     assert [finding.message for finding in report.findings] == []
 
 
+@pytest.mark.slow
 def test_what_is_wrong_in_half_precision_only_is_named_there():
     torch.manual_seed(1)
     model = Looped([Gated(), Rounder(torch.bfloat16), Gated()])

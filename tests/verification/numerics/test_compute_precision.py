@@ -192,6 +192,7 @@ def test_a_part_in_half_precision_is_no_error():
     assert "Mixed computes in bfloat16 in part" in report.summary["covered"][0]
 
 
+@pytest.mark.slow
 def test_a_large_error_under_autocast_is_found():
     report = check_gradients(MixedAndCut(), rows(torch.float32))
     assert {finding.code for finding in report.findings} == {"GCS601"}

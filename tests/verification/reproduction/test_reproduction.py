@@ -135,6 +135,7 @@ def run(path):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(every=5)
 def test_the_script_shows_it_with_plain_torch(name, tmp_path):
     target, inputs, code = CASES[name]
     report = check_gradients(target, inputs)

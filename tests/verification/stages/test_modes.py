@@ -207,6 +207,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_compiled_code_agrees(x):
     report = check_gradients(lambda x: (x.sin() * x).sum(), x, compiled=True)
     assert report.findings == ()
@@ -214,6 +215,7 @@ def test_compiled_code_agrees(x):
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_what_is_wrong_in_compiled_code_is_found(x):
     report = check_gradients(WrongWhenCompiled, x, compiled=True)
     assert [finding.code for finding in report.findings] == ["GCS611"]

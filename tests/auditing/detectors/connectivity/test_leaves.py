@@ -267,6 +267,7 @@ UNOWNED = [
 @pytest.mark.parametrize(
     ("loop", "place", "words"), UNOWNED, ids=[bug[0].__name__ for bug in UNOWNED]
 )
+@pytest.mark.sampled(every=4)
 def test_what_nobody_owns_is_told_with_its_line(audited, line_of, loop, place, words):
     session = audited(loop)
     found = session.report.at_least(Severity.WARNING)
@@ -318,6 +319,7 @@ def flag_of_a_module():
         update(optimizer, F.cross_entropy(model(x), y))
 
 
+@pytest.mark.slow
 def test_a_flag_of_a_module_that_freezes_nothing_is_told(audited, line_of, only):
     finding = only(audited(flag_of_a_module), "GCS409")
     assert finding.severity is Severity.ERROR
@@ -358,6 +360,7 @@ def frozen_by_a_pattern(matches):
         (lambda name: name.startswith(("blocks.10", "blocks.11")), []),
     ],
 )
+@pytest.mark.sampled(every=4)
 def test_layers_frozen_by_a_pattern_that_takes_more_are_told(audited, matches, severities):
     session = audited(lambda: frozen_by_a_pattern(matches))
     found = [each for each in session.findings if each.code == "GCS406"]
@@ -634,6 +637,7 @@ LOOK_ALIKES = [
 
 
 @pytest.mark.parametrize("loop", LOOK_ALIKES, ids=lambda loop: loop.__name__)
+@pytest.mark.sampled(every=4)
 def test_what_only_looks_like_it_is_a_note_at_most(audited, loop):
     report = audited(loop).report
     assert not report.at_least(Severity.WARNING)

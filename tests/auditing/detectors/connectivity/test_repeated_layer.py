@@ -77,6 +77,7 @@ class Mixture(nn.Module):
         (lambda: train(Mixture()), Mixture.__init__, "model.experts"),
     ],
 )
+@pytest.mark.slow
 def test_a_multiplied_list_is_a_warning_at_its_line(audited, line_of, loop, place, container):
     (finding,) = audited(loop).findings
     assert (finding.code, finding.severity) == ("GCS412", Severity.WARNING)
@@ -84,6 +85,7 @@ def test_a_multiplied_list_is_a_warning_at_its_line(audited, line_of, loop, plac
     assert finding.evidence["container"] == container
 
 
+@pytest.mark.slow
 def test_words(audited, only):
     finding = only(audited(blocks_of_a_multiplied_list), "GCS412")
     assert "5 of 5 entries of the Sequential `model` are one and the same Residual" in (
@@ -106,6 +108,7 @@ class Detector(nn.Module):
         return out
 
 
+@pytest.mark.slow
 def test_a_head_that_all_stages_share_is_a_note(audited, only):
     finding = only(audited(lambda: train(Detector())), "GCS412")
     assert finding.severity is Severity.NOTE

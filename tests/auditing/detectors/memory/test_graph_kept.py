@@ -179,6 +179,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@pytest.mark.sampled(every=5)
 def test_the_holder_and_the_line_that_feeds_it_are_named(audited, only, line_of, case, request):
     if case is module_global:
         request.getfixturevalue("objects_of_modules")
