@@ -18,6 +18,7 @@ from gradcheck_suite._torch_compat.distributed import (
     connect_to,
     default_store,
     is_sharded,
+    is_shared,
     reduces_by_hook,
 )
 from gradcheck_suite._torch_compat.engine import (
@@ -148,6 +149,7 @@ __all__ = [
     "is_compiled",
     "is_leaf_node",
     "is_sharded",
+    "is_shared",
     "is_view",
     "jit_is_tracing",
     "keeps_and_makes_graph",

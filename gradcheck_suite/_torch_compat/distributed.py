@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
+import torch
 
 __all__ = [
     "another_connection",
@@ -13,8 +13,12 @@ __all__ = [
     "connect_to",
     "default_store",
     "is_sharded",
+    "is_shared",
     "reduces_by_hook",
 ]
+
+# It says of most of its names that it does not export them.
+dist: Any = torch.distributed
 
 _ANSWERS_WITHIN = timedelta(seconds=10)
 """What a store may take for an answer before it counts as gone."""
@@ -38,16 +42,19 @@ def default_store() -> Any | None:
     return store
 
 
-def another_connection(store: Any) -> Any | None:
+def is_shared(store: Any) -> bool:
+    """Return whether several processes can be connected to a store."""
+    return isinstance(store, (dist.TCPStore, dist.FileStore))
+
+
+def another_connection(store: Any) -> Any:
     """Return a store with the same contents whose calls do not wait for those of ``store``.
 
-    None for one that is of a single process. ``Store.clone`` is there from torch 2.8 on.
+    Torch 2.13 has ``Store.clone`` for it, torch 2.6 has not.
     """
-    if isinstance(store, dist.TCPStore):
-        return connect_to(store.host, store.port)
     if isinstance(store, dist.FileStore):
         return dist.FileStore(store.path)
-    return None
+    return connect_to(store.host, store.port)
 
 
 def connect_to(host: str, port: int) -> Any:

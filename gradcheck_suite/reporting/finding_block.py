@@ -165,7 +165,9 @@ def finding_remarks(finding: Finding) -> str:
         remarks.append(f"also found by {' and '.join(map(str, others))}")
     ranks, size = finding.evidence.get("ranks"), finding.evidence.get("world_size")
     if isinstance(ranks, (tuple, list)) and isinstance(size, int):
-        some = f"only on {ranks_in_words(map(int, ranks))} of {size}"
+        some = (
+            f"only on {ranks_in_words([each for each in ranks if isinstance(each, int)])} of {size}"
+        )
         remarks.append(f"on all {size} ranks" if len(ranks) == size else some)
     if finding.fixable and finding.detector == "lint":
         remarks.append("fixable with --fix")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from gradcheck_suite._torch_compat import another_connection, connect_to, default_store
+from gradcheck_suite._torch_compat import another_connection, connect_to, default_store, is_shared
 from gradcheck_suite.auditing.distributed.channel import Channel
 
 if TYPE_CHECKING:
@@ -113,10 +113,6 @@ class Job:
             return partial(connect_to, host, port)
         # Kept: a store that this process serves is gone with the last reference to it.
         self._store = default_store()
-        if self._store is None or not _has_peers(self._store):
+        if not is_shared(self._store):
             return None
         return partial(another_connection, self._store)
-
-
-def _has_peers(store: Any) -> bool:
-    return isinstance(store, (dist.TCPStore, dist.FileStore))

@@ -87,7 +87,7 @@ def _on(finding: Finding, ranks: Sequence[int], size: int) -> Finding:
     # What compares ranks names them itself.
     if "ranks" in finding.evidence:
         return finding
-    where: dict[str, JSON] = {"ranks": sorted(ranks), WORLD_SIZE: size}
+    where: dict[str, JSON] = {"ranks": [*sorted(ranks)], WORLD_SIZE: size}
     return replace(finding, evidence={**finding.evidence, **where})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from gradcheck_suite._runtime.exit_codes import internal_error
 from gradcheck_suite.reporting import format_of_file, write_report, write_report_file
@@ -33,7 +33,8 @@ def of_rank(target: _Target, rank: int) -> _Target:
     >>> of_rank("audit-{rank}.json", 3)
     'audit-3.json'
     """
-    return target.replace("{rank}", str(rank)) if isinstance(target, str) else target
+    named = target.replace("{rank}", str(rank)) if isinstance(target, str) else target
+    return cast("_Target", named)
 
 
 def deliver(report: Report, target: ReportTarget, *, failing: bool) -> None:
