@@ -104,11 +104,10 @@ _COMMUNICATING = (
 def is_sharded(tensor: Any) -> bool:
     """Return whether a parameter is a part of one that lies on several ranks.
 
-    DTensors are (FSDP2, tensor parallelism), and the flat parameters of FSDP1; with
-    ``use_orig_params``, its parameters are views of a flat one (``_is_view`` of torch's own).
+    DTensors are (FSDP2, tensor parallelism), and what FSDP1 has flattened, which it marks
+    (``_fsdp_flattened``, torch 2.6 to 2.13).
     """
-    kind = type(tensor)
-    return kind.__name__ in {"DTensor", "FlatParameter"} or hasattr(tensor, "device_mesh")
+    return hasattr(tensor, "device_mesh") or bool(getattr(tensor, "_fsdp_flattened", False))
 
 
 def reduces_by_hook(wrapped: Any) -> bool:

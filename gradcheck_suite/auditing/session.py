@@ -22,7 +22,6 @@ from gradcheck_suite.auditing.detectors.connectivity.frozen_but_changed import (
 from gradcheck_suite.auditing.detectors.registry import all_detectors, kinds_of_events
 from gradcheck_suite.auditing.distributed.merging import RANK, WORLD_SIZE
 from gradcheck_suite.auditing.distributed.rank_reports import RankReports
-from gradcheck_suite.auditing.distributed.step_records import StepRecords
 from gradcheck_suite.auditing.events import SessionEnded
 from gradcheck_suite.auditing.instrumentation.install import (
     Installation,
@@ -175,7 +174,6 @@ class Session:
         self.ranks = RankReports(
             self._recorder.job,
             self._report,
-            self._told_steps,
             seconds=options.wait_for_ranks,
         )
         self._is_named = self._is_to_conclude = False
@@ -507,10 +505,6 @@ class Session:
                 except Exception as error:  # noqa: BLE001 - the findings stand
                     self._recorder.bus.note_failure("the ledger", error)
         return None
-
-    def _told_steps(self) -> dict[int, dict[int, str]]:
-        told = (each.keys() for each in self._detectors if isinstance(each, StepRecords))
-        return next(told, {})
 
     def _ledger_of_all(self) -> Mapping[str, JSON] | None:
         """Return this audit's ledger, or that of the first inside it that has seen steps."""

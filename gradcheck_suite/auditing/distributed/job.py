@@ -44,12 +44,14 @@ class Job:
         rank: this process, from 0.
         size: how many there are; 1 for a process of its own.
         initialized: whether the program was seen to have a process group.
+        told: under which keys this rank has told of steps, by optimizer and step.
     """
 
     def __init__(self) -> None:
         self.rank, self.size = rank_in_environment() or (0, 1)
         self._remarks: list[str] = []
         self.initialized = False
+        self.told: dict[int, dict[int, str]] = {}
         self._prefix = "gradcheck_suite/"
         self._channel: Channel | None = None
         self._store: Any = None

@@ -18,7 +18,7 @@ from gradcheck_suite.findings import Report
 from gradcheck_suite.reporting.text import ranks_in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from gradcheck_suite.auditing.distributed.channel import Channel
     from gradcheck_suite.auditing.distributed.job import Job
@@ -52,7 +52,6 @@ class RankReports:
     Args:
         job: the ranks.
         so_far: a method that returns what is known of this rank by now.
-        told_steps: a method that returns the keys of the steps it has told of, by optimizer.
         seconds: how long rank 0 waits for the reports of the others at its end.
     """
 
@@ -60,14 +59,12 @@ class RankReports:
         self,
         job: Job,
         so_far: Callable[..., Report],
-        told_steps: Callable[[], Mapping[int, Mapping[int, str]]],
         *,
         seconds: float,
     ) -> None:
         self.job = job
         # Whoever owns this is gone with the last reference to it.
         self._so_far = WeakMethod(so_far)
-        self._told_steps = WeakMethod(told_steps)
         self._seconds = seconds
         self._began = False
         self._last = 0.0
@@ -185,8 +182,7 @@ class RankReports:
         """Return what differs between the ranks, of the steps that all have told of."""
         found: list[Finding] = []
         lines: list[str] = []
-        told_steps = self._told_steps()
-        for keys in ({} if told_steps is None else told_steps()).values():
+        for keys in self.job.told.values():
             wanted = {f"{rank}/{key}": (rank, step) for step, key in keys.items() for rank in ranks}
             steps: dict[int, dict[int, StepRecord]] = {}
             for key, message in channel.get(wanted, seconds=0.0).items():

@@ -210,17 +210,6 @@ class StepRecords:
         """Return nothing: one rank alone knows nothing of the others."""
         return []
 
-    def keys(self) -> dict[int, dict[int, str]]:
-        """Return the keys, without a rank, of what was told, by optimizer and step."""
-        return {
-            each.number: {
-                step: f"step/{each.number}/{step}"
-                for step in range(each.steps)
-                if is_recorded(step)
-            }
-            for each in self._followed.values()
-        }
-
     def _begin_backward(self, event: BackwardStarted) -> Attention | None:
         if not self._recorder.job.look():
             return Attention.ASLEEP
@@ -275,7 +264,9 @@ class StepRecords:
             job = self._recorder.job
             channel = job.channel()
             if channel is not None:
-                channel.put(f"{job.rank}/step/{known.number}/{known.steps}", record.packed())
+                key = f"step/{known.number}/{known.steps}"
+                channel.put(f"{job.rank}/{key}", record.packed())
+                job.told.setdefault(known.number, {})[known.steps] = key
             known.pending = None
         known.steps += 1
         known.ended_at = self._recorder.state.clock.tick()
