@@ -20,6 +20,7 @@ from gradcheck_suite._torch_compat.distributed import (
     is_sharded,
     is_shared,
     reduces_by_hook,
+    waiting_shards,
 )
 from gradcheck_suite._torch_compat.engine import (
     Hooks,
@@ -187,6 +188,7 @@ __all__ = [
     "top_saved_tensors_hooks",
     "transform_is_active",
     "version_of",
+    "waiting_shards",
     "without_dispatch_modes",
     "without_reentrant_checkpoints",
     "without_torch_function",

@@ -15,6 +15,7 @@ __all__ = [
     "is_sharded",
     "is_shared",
     "reduces_by_hook",
+    "waiting_shards",
 ]
 
 # It says of most of its names that it does not export them.
@@ -113,3 +114,33 @@ def is_sharded(tensor: Any) -> bool:
 def reduces_by_hook(wrapped: Any) -> bool:
     """Return whether a DistributedDataParallel reduces by a hook of the program's."""
     return bool(getattr(wrapped, "_comm_hooks", ()))
+
+
+def waiting_shards(module: Any) -> list[Any]:
+    """Return the parameters of an FSDP2 module whose gradients wait, as it is not to reduce them.
+
+    They lie on the whole parameters of its groups (``_fully_shard/_fsdp_param_group.py``, torch 2.6
+    to 2.13), where no optimizer sees them. Empty for other modules.
+    """
+    get_state = getattr(module, "_get_fsdp_state", None)
+    if get_state is None:
+        return []
+    state = get_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [getattr(state, "_fsdp_param_group", None)]
+    return [
+        each.sharded_param
+        for group in groups
+        if group is not None and not getattr(group, "reduce_grads", True)
+        for each in getattr(group, "fsdp_params", ())
+        if _has_whole_gradient(each)
+    ]
+
+
+def _has_whole_gradient(shard: Any) -> bool:
+    whole = getattr(shard, "_unsharded_param", None)
+    return (
+        getattr(shard, "unsharded_accumulated_grad", None) is not None
+        or getattr(whole, "grad", None) is not None
+    )

@@ -25,12 +25,14 @@ class Exchanges:
     Attributes:
         since_step: how many such exchanges there were since an optimizer's last step.
         metrics: how many others there were in all.
+        waiting: the identities of parameters whose gradients wait for FSDP to reduce them.
         suspended_at: where ``no_sync()`` was called last since then.
         samples_by_rank: whether a DistributedSampler was gone through: the ranks share the data.
     """
 
     def __init__(self) -> None:
         self.since_step = self.metrics = 0
+        self.waiting: set[int] = set()
         self.suspended_at: CallSite | None = None
         self.samples_by_rank = False
 

@@ -359,6 +359,20 @@ def gradient_scaled_on_one_rank(rank):
         optimizer.step()
 
 
+@wrong
+def shards_never_reduced(rank):
+    from torch.distributed.fsdp import fully_shard
+
+    model = network()
+    fully_shard(model)
+    model.set_requires_gradient_sync(False)
+    optimizer = Adam(model.parameters(), lr=0.01)
+    for x, y in batches(rank):
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()  # GCS802
+        optimizer.zero_grad()
+
+
 def train(model, rank, optimizer=None, *, count=STEPS, after=lambda: None, before=lambda: None):
     optimizer = optimizer or SGD(model.parameters(), lr=0.1)
     for x, y in batches(rank, count):
@@ -452,6 +466,29 @@ def fully_sharded(rank):
 
     model = network()
     fully_shard(model)
+    train(model, rank, Adam(model.parameters(), lr=0.01))
+
+
+@correct
+def shards_that_accumulate(rank):
+    from torch.distributed.fsdp import fully_shard
+
+    model = network()
+    fully_shard(model)
+    optimizer = Adam(model.parameters(), lr=0.01)
+    for index, (x, y) in enumerate(batches(rank)):
+        model.set_requires_gradient_sync(bool(index % 2))
+        F.mse_loss(model(x), y).backward()
+        if index % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@correct
+def flattened(rank):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(network(), device_id=torch.device("cpu"), use_orig_params=True)
     train(model, rank, Adam(model.parameters(), lr=0.01))
 
 

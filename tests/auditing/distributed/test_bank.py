@@ -66,7 +66,8 @@ def test_what_speaks_against_a_mistake_lowers_it_and_is_told(program, why, repor
     assert any(each.startswith(why) for each in finding["evidence"]["lowered"])
 
 
-def test_what_is_sharded_is_not_covered(reports):
-    assert reports["fully_sharded"]["not_covered"] == [
+@pytest.mark.parametrize("program", ["fully_sharded", "flattened"])
+def test_what_is_sharded_is_not_covered(program, reports):
+    assert reports[program]["not_covered"] == [
         "parameters that are sharded over ranks: they are to differ, and are not compared"
     ]
