@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from gradcheck_suite.auditing.call_sites import CallSite
+    from gradcheck_suite.auditing.distributed.children import Children
     from gradcheck_suite.auditing.options import AuditOptions
 
 __all__ = ["Recorder"]
@@ -69,6 +70,7 @@ class Recorder:
         options: what to look at and how often.
         state: how far the run has come.
         job: the processes that train together, of which this is one.
+        children: audits the processes that the program starts; None where they are only counted.
         exchanges: what this one has sent to the others.
         bus: tells the detectors what happens.
         generations: the graphs of earlier backwards that are still alive.
@@ -92,6 +94,7 @@ class Recorder:
         self.state = state = RunState()
         self.job = Job()
         self.exchanges = Exchanges()
+        self.children: Children | None = None
         self.heap = Heap(options.overhead)
         self.bus = bus = EventBus(state, self.heap)
         self.generations = Generations(state.clock)

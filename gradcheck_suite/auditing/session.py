@@ -20,6 +20,7 @@ from gradcheck_suite.auditing.detectors.connectivity.frozen_but_changed import (
     DeclaredFrozenDetector,
 )
 from gradcheck_suite.auditing.detectors.registry import all_detectors, kinds_of_events
+from gradcheck_suite.auditing.distributed.children import Children
 from gradcheck_suite.auditing.distributed.merging import RANK, WORLD_SIZE
 from gradcheck_suite.auditing.distributed.rank_reports import RankReports
 from gradcheck_suite.auditing.events import SessionEnded
@@ -176,6 +177,8 @@ class Session:
             self._report,
             seconds=options.wait_for_ranks,
         )
+        if of_script:
+            self._recorder.children = Children(options, audit)
         self._is_named = self._is_to_conclude = False
         self._depth = 0
         self._audits_inside = 0
@@ -479,7 +482,9 @@ class Session:
         if not self._of_script:
             return []
         running = {each._key: each.report for each in _OPEN if each._script is self}  # noqa: SLF001 - other sessions
-        return list({**self._inside, **running}.values())
+        children = self._recorder.children
+        of_children = [] if children is None else children.reports()
+        return [*{**self._inside, **running}.values(), *of_children]
 
     @property
     def report(self) -> Report:
@@ -578,7 +583,7 @@ class Session:
         if not seen_inside:
             lines.extend(_not_seen(state))
         seen = bool(seen_inside or state.step or state.backwards)
-        lines.extend(_children(state, training_seen=seen))
+        lines.extend(_children(recorder, training_seen=seen))
         if state.finished:
             lines.append(f"what ran after the first {_count(state.step, 'step')}")
         lines.extend(_skipped_steps(state, recorder.options.overhead))
@@ -613,21 +618,22 @@ def _not_seen(state: RunState) -> list[str]:
     return [] if state.step else [_NOT_SEEN[1]]
 
 
-def _children(state: RunState, *, training_seen: bool) -> list[str]:
+def _children(recorder: Recorder, *, training_seen: bool) -> list[str]:
     """Say that child processes are not watched, and how they can be.
 
     Where training was seen here, a program that is run beside it, such as git, is no part of it.
     """
     counts = {
         starter: number
-        for starter, number in sorted(state.children.items())
+        for starter, number in sorted(recorder.state.children.items())
         if not (training_seen and starter == "subprocess")
     }
+    silent = [] if recorder.children is None else recorder.children.not_covered()
     if not counts:
-        return []
+        return silent
     children = _plural(sum(counts.values()), "child process", "child processes")
     started = ", ".join(f"{number:,} by {starter}" for starter, number in counts.items())
-    return [_UNWATCHED.format(f"{children} ({started})")]
+    return [_UNWATCHED.format(f"{children} ({started})"), *silent]
 
 
 _UNWATCHED = (
