@@ -61,6 +61,12 @@ def add_report_options(
         help="exit with status 1 if a finding is at least this severe (default: %(default)s)",
     )
     group.add_argument(
+        "--diff-against",
+        type=Path,
+        metavar="FILE",
+        help="leave out what FILE has, a report that was written earlier with --output-format json",
+    )
+    group.add_argument(
         "--color",
         choices=("auto", "always", "never"),
         default="auto",
@@ -135,9 +141,14 @@ def emit(
     ``before`` writes to standard output what comes before the report.
 
     Raises:
-        UsageError: the output file cannot be written, or standard output, as on a full disk. The
-            report then goes to standard output, or standard error, so that it is not lost.
+        UsageError: the earlier report cannot be read, or the output file cannot be written, or
+            standard output, as on a full disk. The report then goes to standard output, or
+            standard error, so that it is not lost.
     """
+    if arguments.diff_against is not None:
+        from gradcheck_suite.reporting.fingerprints import without_known  # noqa: PLC0415 - rare
+
+        report = without_known(report, arguments.diff_against)
     fails = arguments.fail_on != NEVER and report.at_least(Severity(arguments.fail_on))
     with own_output(arguments.stdout):
         _write(report, arguments, before)

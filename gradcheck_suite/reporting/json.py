@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gradcheck_suite._version import __version__
+from gradcheck_suite.reporting.fingerprints import fingerprints
 from gradcheck_suite.reporting.ledger import shown_paths
 from gradcheck_suite.reporting.paths import display_path
 from gradcheck_suite.severity import Severity
@@ -33,7 +34,10 @@ def to_document(report: Report) -> Document:
         "schema": SCHEMA_VERSION,
         "tool": plain(report.tool),
         "version": __version__,
-        "findings": [_finding(finding) for finding in report.findings],
+        "findings": [
+            {**_finding(finding), "fingerprint": fingerprint}
+            for finding, fingerprint in zip(report.findings, fingerprints(report), strict=True)
+        ],
         "verdicts": [
             {
                 "output": plain(verdict.output),

@@ -1,5 +1,8 @@
 """Write a report as SARIF 2.1.0, the format of code scanning services and editors.
 
+It keeps the rules of GitHub's "SARIF support for code scanning", which refuses a whole file for
+one result without a place, and any run with more than ``_MOST_RESULTS``.
+
 The names are those of the OASIS standard "Static Analysis Results Interchange Format (SARIF)
 Version 2.1.0".
 """
@@ -9,12 +12,15 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
 from gradcheck_suite import catalogue
+from gradcheck_suite._addresses import DOCUMENTATION, page_of
 from gradcheck_suite._version import __version__
+from gradcheck_suite.findings import Location
 from gradcheck_suite.reporting.concise import with_cell
 from gradcheck_suite.reporting.fingerprints import fingerprints
 from gradcheck_suite.reporting.json import plain
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gradcheck_suite.catalogue import Entry
-    from gradcheck_suite.findings import Finding, Location, Report
+    from gradcheck_suite.findings import Finding, Report
 
 __all__ = ["render", "to_document"]
 
@@ -37,6 +43,9 @@ _SCHEMA = (
 )
 _ROOT = "%SRCROOT%"
 _FINGERPRINT = "gradcheckSuite/v1"
+# GitHub takes no result without a place: the working directory stands for the whole run.
+_OF_THE_WHOLE_RUN = Location(".", 1)
+_MOST_RESULTS = 25_000
 # GitHub sorts by this property, and knows these three values.
 _PROBLEM_SEVERITIES = {"error": "error", "warning": "warning", "note": "recommendation"}
 
@@ -48,6 +57,7 @@ def render(report: Report) -> str:
 
 def to_document(report: Report) -> Document:
     """Return the report as a SARIF log of one run."""
+    report, left_out = _largest_allowed(report)
     rules = {finding.code: _rule(finding) for finding in _by_code(report)}
     indices = {code: index for index, code in enumerate(rules)}
     sources = SourceLines()
@@ -60,13 +70,14 @@ def to_document(report: Report) -> Document:
                     "driver": {
                         "name": _text(report.tool),
                         "version": __version__,
+                        "informationUri": DOCUMENTATION,
                         "rules": list(rules.values()),
                     }
                 },
                 "invocations": [
                     {
                         "executionSuccessful": True,
-                        "toolExecutionNotifications": list(_notifications(report)),
+                        "toolExecutionNotifications": [*left_out, *_notifications(report)],
                     }
                 ],
                 "originalUriBaseIds": {
@@ -85,6 +96,19 @@ def to_document(report: Report) -> Document:
     }
 
 
+def _largest_allowed(report: Report) -> tuple[Report, list[Document]]:
+    """Return the report with as many findings as a run may have, and what tells of the others."""
+    findings = report.findings
+    if len(findings) <= _MOST_RESULTS:
+        return report, []
+    kept = sorted(findings, key=lambda finding: finding.severity, reverse=True)[:_MOST_RESULTS]
+    text = (
+        f"{len(findings) - _MOST_RESULTS} of {len(findings)} findings are left out, the mildest: "
+        f"a run of SARIF that GitHub takes has at most {_MOST_RESULTS}"
+    )
+    return replace(report, findings=tuple(kept)), [{"level": "warning", "message": {"text": text}}]
+
+
 def _by_code(report: Report) -> list[Finding]:
     first = {finding.code: finding for finding in reversed(report.findings)}
     return [first[code] for code in sorted(first)]
@@ -100,6 +124,7 @@ def _rule(finding: Finding) -> Document:
         "shortDescription": {"text": _text(title)},
         "fullDescription": {"text": _text((entry.what if entry else "") or title)},
         "help": _help(entry, title),
+        **({"helpUri": page_of(entry.code)} if entry else {}),
         "defaultConfiguration": {"level": level},
         "properties": {
             "tags": ["autograd", "pytorch"],
@@ -136,7 +161,9 @@ def _result(finding: Finding, sources: SourceLines, index: int, fingerprint: str
         "ruleIndex": index,
         "level": finding.severity.value,
         "message": {"text": _message(message)},
-        "locations": [] if finding.location is None else [_location(finding.location, sources)],
+        "locations": [
+            _location(finding.location or _OF_THE_WHOLE_RUN, sources),
+        ],
         "relatedLocations": [
             {
                 "id": number,

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from gradcheck_suite._version import __version__
@@ -28,7 +29,8 @@ _READ_ERRORS = (ValueError, TypeError, KeyError, IndexError, AttributeError, Rec
 _NO_HOME = (RuntimeError,)
 """What pathlib raises for a user who has no directory of his own."""
 
-_Entry = tuple[str, Any]
+_Entry = tuple[str, Any, Any]
+"""The digest of a source, its findings, and the digests of the other files they rest on."""
 
 
 def default_directory() -> Path:
@@ -53,7 +55,8 @@ class Cache:
         self._folder: Path | None = None
         self._shards: dict[str, dict[str, _Entry]] = {}
         self._changed: set[str] = set()
-        self._prefixes: dict[frozenset[str] | None, bytes] = {}
+        self._prefixes: dict[tuple[frozenset[str] | None, str | None], bytes] = {}
+        self._contents: dict[str, str] = {}
 
     @property
     def _directory(self) -> Path:
@@ -64,14 +67,15 @@ class Cache:
             self._folder = self._root / _fingerprint()
         return self._folder
 
-    def digest(self, source: bytes, codes: frozenset[str] | None) -> str:
-        """Return what stands for a source and the rules that are applied to it."""
+    def digest(self, source: bytes, codes: frozenset[str] | None, root: str | None = None) -> str:
+        """Return what stands for a source, its project and the rules that are applied to it."""
         from hashlib import blake2b  # noqa: PLC0415 - only where there is something to remember
 
-        prefix = self._prefixes.get(codes)
+        prefix = self._prefixes.get((codes, root))
         if prefix is None:
             text = "*" if codes is None else ",".join(sorted(codes))
-            prefix = self._prefixes[codes] = blake2b(text.encode(), digest_size=16).digest()
+            whole = f"{text} {root}".encode("utf-8", "surrogateescape")
+            prefix = self._prefixes[codes, root] = blake2b(whole, digest_size=16).digest()
         return blake2b(source, key=prefix, digest_size=16).hexdigest()
 
     def get(self, path: str, digest: str) -> tuple[Finding, ...] | None:
@@ -81,15 +85,32 @@ class Cache:
         if entry is None or entry[0] != digest:
             return None
         try:
+            if any(self._content_of(other) != known for other, known in entry[2].items()):
+                return None
             return tuple(_decoded(item, path) for item in entry[1])
         except _READ_ERRORS:
             return None
 
-    def put(self, path: str, digest: str, findings: Iterable[Finding]) -> None:
-        """Remember the findings of a source."""
+    def put(
+        self,
+        path: str,
+        digest: str,
+        findings: Iterable[Finding],
+        sources: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Remember the findings of a source, which hold while other files have these digests."""
         directory, name = os.path.split(path)
-        self._shard(directory)[name] = (digest, [_encoded(finding) for finding in findings])
+        encoded = [_encoded(finding) for finding in findings]
+        self._shard(directory)[name] = (digest, encoded, dict(sources))
         self._changed.add(directory)
+
+    def _content_of(self, path: str) -> str:
+        """Return the digest of a file as it is now, which is looked up once."""
+        from gradcheck_lint.project.sources import current_digest  # noqa: PLC0415 - as above
+
+        if path not in self._contents:
+            self._contents[path] = current_digest(path)
+        return self._contents[path]
 
     def save(self) -> None:
         """Write what is new."""
@@ -129,7 +150,7 @@ class Cache:
         try:
             with open(self._file(directory), "rb") as stream:  # noqa: PTH123 - str in
                 document = json.loads(stream.read())
-            return {name: (digest, items) for name, (digest, items) in document.items()}
+            return {name: (entry[0], entry[1], entry[2]) for name, entry in document.items()}
         except (OSError, *_READ_ERRORS, *_NO_HOME):
             return {}
 
@@ -156,7 +177,7 @@ def _fingerprint() -> str:
     from importlib.util import find_spec  # noqa: PLC0415 - as above
 
     digest = blake2b(digest_size=12)
-    digest.update(f"{__version__} {sys.version_info} 1".encode())
+    digest.update(f"{__version__} {sys.version_info} 2".encode())
     packages = [(Path(__file__).parent, "**/*.py")]
     for name, pattern in (
         ("gradcheck_suite.catalogue", "*.py"),

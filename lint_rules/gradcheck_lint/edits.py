@@ -50,6 +50,13 @@ class NewImport:
 Edit: TypeAlias = "Replacement | Removal | Insertion | NewImport"
 
 
+def node_of(edit: Edit) -> cst.CSTNode | None:
+    """Return the node that an edit is at, None for a new import."""
+    if isinstance(edit, NewImport):
+        return None
+    return edit.anchor if isinstance(edit, Insertion) else edit.node
+
+
 @dataclass(frozen=True, slots=True)
 class Fix:
     """A change of the parsed module that removes a mistake.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from gradcheck_lint.failures import WHOLE_FILE, Failures
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
     from gradcheck_lint.inspection import Inspected, Inspection
     from gradcheck_lint.model.module import FunctionModel, ModuleModel
     from gradcheck_lint.positions import Positions
+    from gradcheck_lint.project.linking import Unit
     from gradcheck_lint.rules._rule import Rule, Violation
     from gradcheck_lint.suppressions import Unused
+    from gradcheck_lint.units import Linked
 
 MARK = b"torch"
 """Source without this word is none of our business."""
@@ -39,21 +42,41 @@ def _names_torch(source: bytes) -> bool:
     return MARK in source or _MARK_IN_UTF_16 in source
 
 
-def lint_source(
-    source: bytes, path: str, *, codes: Collection[str] | None = None
-) -> tuple[Finding, ...]:
-    """Return what is wrong in one file, in the order of its lines.
+@dataclass(frozen=True, slots=True)
+class Linted:
+    """What is wrong in one file, in the order of its lines.
 
-    ``codes`` are the rules to apply, all by default. Source without the word "torch" is not
+    ``sources`` are the other files of the project that were read for it, with their digests.
+    """
+
+    findings: tuple[Finding, ...]
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+
+def lint_source(
+    source: bytes, path: str, *, codes: Collection[str] | None = None, root: str | None = None
+) -> tuple[Finding, ...]:
+    """Return what is wrong in one file; as ``lint``."""
+    return lint(source, path, codes=codes, root=root).findings
+
+
+def lint(
+    source: bytes, path: str, *, codes: Collection[str] | None = None, root: str | None = None
+) -> Linted:
+    """Return what is wrong in one file.
+
+    ``codes`` are the rules to apply, all by default. What the file imports from the project at
+    ``root`` is read with it; without a root, nothing is. Source without the word "torch" is not
     parsed. Source that can't be parsed is a finding, and so is an error of our own.
     """
     failures = Failures()
     with _collector_off(), failures.costing(WHOLE_FILE):
-        plan = _plan(source, path, codes)
+        plan = _plan(source, path, codes, root)
         if not isinstance(plan, _Plan):
-            return plan
-        return _inspect(source, path, plan).findings
-    return failures.findings(path)
+            return Linted(plan)
+        inspection = _inspect(source, path, plan)
+        return Linted(inspection.findings, inspection.sources)
+    return Linted(failures.findings(path))
 
 
 _Found: TypeAlias = "tuple[Rule, FunctionModel, Violation]"
@@ -65,7 +88,7 @@ def _violations(
     failures: Failures,
 ) -> Iterator[_Found]:
     """Yield what rules find; what one of them raises costs that rule on that function."""
-    for function in model.functions():
+    for function in model.own_functions():
         for rule in rules:
             yield from _found_by(rule, function, failures)
 
@@ -83,47 +106,64 @@ def _note(failures: Failures, error: Exception, *rules: Rule) -> None:
     failures.note(error, *(f"the rule {rule.entry.slug}" for rule in rules))
 
 
-def inspect_source(source: bytes, path: str, *, codes: Collection[str] | None = None) -> Inspection:
-    """Return what is wrong in one file and how to fix it; as ``lint_source``."""
+def inspect_source(
+    source: bytes, path: str, *, codes: Collection[str] | None = None, root: str | None = None
+) -> Inspection:
+    """Return what is wrong in one file and how to fix it; as ``lint``."""
     from gradcheck_lint.inspection import Inspected, Inspection  # noqa: PLC0415 - needs libcst
 
     failures = Failures()
     with _collector_off(), failures.costing(WHOLE_FILE):
-        plan = _plan(source, path, codes)
+        plan = _plan(source, path, codes, root)
         if not isinstance(plan, _Plan):
             return Inspection(tuple(map(Inspected, plan)))
         return _inspect(source, path, plan)
     return Inspection(tuple(map(Inspected, failures.findings(path))))
 
 
-@dataclass(frozen=True, slots=True)
 class _Plan:
-    """Which rules to apply to source that has to be parsed.
+    """Which rules to apply to source that has to be parsed, and what is read with it.
 
     ``answerable`` are those whose suppressions can be told to be unused; None to tell none.
     """
 
-    codes: tuple[str, ...]
-    answerable: tuple[str, ...] | None
+    __slots__ = ("answerable", "codes", "root", "unit")
+
+    def __init__(
+        self,
+        codes: tuple[str, ...],
+        answerable: tuple[str, ...] | None,
+        unit: Unit,
+        root: str | None,
+    ) -> None:
+        self.codes = codes
+        self.answerable = answerable
+        self.unit = unit
+        self.root = root
 
 
-def _plan(source: bytes, path: str, codes: Collection[str] | None) -> _Plan | tuple[Finding, ...]:
+def _plan(
+    source: bytes, path: str, codes: Collection[str] | None, root: str | None
+) -> _Plan | tuple[Finding, ...]:
     """Return what to look for, or the findings of source that libcst isn't needed for."""
     if not concerns(source):
         return ()
     from gradcheck_lint.parsing import check_source  # noqa: PLC0415 - only for torch files
+    from gradcheck_lint.project.linking import NO_UNIT, link  # noqa: PLC0415 - as above
     from gradcheck_lint.rules import RULES  # noqa: PLC0415 - as above
     from gradcheck_lint.rules import concerns as has_words  # noqa: PLC0415 - as above
 
     wanted = tuple(rule.code for rule in RULES if codes is None or rule.code in codes)
-    applied = wanted if has_words(source) else ()
+    unit = link(root, path, source) if root is not None and MARK in source else NO_UNIT
+    texts = (source, *(known.text.encode() for known in unit.slices))
+    applied = wanted if any(map(has_words, texts)) else ()
     tells_unused = (codes is None or UNUSED_CODE in codes) and mentions_us(source)
     problem = check_source(source, path, parsed_next=bool(applied or tells_unused))
     if problem is not None:
         return (problem,) if _names_torch(source) else ()
     if not applied and not tells_unused:
         return ()
-    return _Plan(applied if MARK in source else (), wanted if tells_unused else None)
+    return _Plan(applied if MARK in source else (), wanted if tells_unused else None, unit, root)
 
 
 def _inspect(source: bytes, path: str, plan: _Plan) -> Inspection:
@@ -140,20 +180,55 @@ def _check(tree: cst.Module, source: bytes, path: str, plan: _Plan) -> Inspectio
     # These need libcst, which takes a third of a second to import.
     from gradcheck_lint.inspection import Inspected, Inspection  # noqa: PLC0415
     from gradcheck_lint.positions import Positions  # noqa: PLC0415
+    from gradcheck_lint.project.linking import link  # noqa: PLC0415
+    from gradcheck_lint.units import Linked  # noqa: PLC0415
 
     failures = Failures()
-    found = _found(tree, source, plan, failures)
+    linked = Linked()
+    if plan.codes:
+        with failures.costing("what other files of the project give"):
+            linked = Linked(plan.unit)
+    found = _found(tree, source, linked, plan, failures)
+    if plan.root is not None and any(_is_told(violation) for _, _, violation in found):
+        # Who calls what was found may speak against it, as `with torch.no_grad():` around it does.
+        with failures.costing("what other files of the project call"):
+            linked = Linked(link(plan.root, path, source, callers=True))
+            found = _found(tree, source, linked, plan, failures)
     items: list[Inspected] = []
     positions: Positions | None = None
     if found or plan.answerable is not None:
         positions = Positions(tree, _nodes(found))
-        items = _items(found, positions, tree, path, plan, failures)
+        places = _Places(positions, linked.locations(list(_nodes(found))))
+        items = _items(found, places, tree, path, plan, failures)
         items.sort(key=lambda item: _place(item.finding))
     items[:0] = map(Inspected, failures.findings(path))
-    return Inspection(tuple(items), tree, positions)
+    return Inspection(tuple(items), tree, positions, linked.unit.sources)
 
 
-def _found(tree: cst.Module, source: bytes, plan: _Plan, failures: Failures) -> list[_Found]:
+def _is_told(violation: Violation) -> bool:
+    return violation.severity > Severity.NOTE
+
+
+class _Places:
+    """Where nodes are: those of the file itself, and by their ``id`` those of other files."""
+
+    __slots__ = ("elsewhere", "own")
+
+    def __init__(self, own: Positions, elsewhere: Mapping[int, Location]) -> None:
+        self.own = own
+        self.elsewhere = elsewhere
+
+    def related(self, violation: Violation, path: str) -> list[Related]:
+        """Return the other places that a violation tells of."""
+        return [
+            Related(self.elsewhere.get(id(node)) or self.own.location(node, path, None), message)
+            for node, message in violation.related
+        ]
+
+
+def _found(
+    tree: cst.Module, source: bytes, linked: Linked, plan: _Plan, failures: Failures
+) -> list[_Found]:
     from gradcheck_lint.model.module import ModuleModel  # noqa: PLC0415 - needs libcst
     from gradcheck_lint.rules import load_rules  # noqa: PLC0415 - as above
 
@@ -162,9 +237,12 @@ def _found(tree: cst.Module, source: bytes, plan: _Plan, failures: Failures) -> 
         return found
     rules = load_rules(plan.codes)
     try:
-        model = ModuleModel(tree, source)
+        model = ModuleModel(tree, source, linked.trees, linked.unit)
         # What was found before an error stays.
-        found.extend(_violations(model, rules, failures))
+        for rule, function, violation in _violations(model, rules, failures):
+            own = linked.anchored(violation, function)
+            if own is not None:
+                found.append((rule, function, own))
         model.release()
     except Exception as error:  # noqa: BLE001 - a bug of ours may raise anything
         _note(failures, error, *rules)
@@ -173,7 +251,7 @@ def _found(tree: cst.Module, source: bytes, plan: _Plan, failures: Failures) -> 
 
 def _items(  # noqa: PLR0917 - what was found, and what its tree tells of it
     found: Sequence[_Found],
-    positions: Positions,
+    places: _Places,
     tree: cst.Module,
     path: str,
     plan: _Plan,
@@ -184,12 +262,12 @@ def _items(  # noqa: PLR0917 - what was found, and what its tree tells of it
 
     suppressions = Suppressions(())
     with failures.costing("the comments that silence findings"):
-        suppressions = Suppressions(positions.comments)
+        suppressions = Suppressions(places.own.comments)
     items: list[Inspected] = []
     for rule, function, violation in found:
         try:
-            item = _inspected(rule, function, violation, positions, path)
-            if not suppressions.silence(item.finding, positions.statement_lines(violation.node)):
+            item = _inspected(rule, function, violation, places, path)
+            if not suppressions.silence(item.finding, places.own.statement_lines(violation.node)):
                 items.append(item)
         except Exception as error:  # noqa: BLE001, PERF203 - a bug of ours may raise anything
             _note(failures, error, rule)
@@ -215,7 +293,7 @@ def _inspected(
     rule: Rule,
     function: FunctionModel,
     violation: Violation,
-    positions: Positions,
+    places: _Places,
     path: str,
 ) -> Inspected:
     finding = Finding.of(
@@ -223,11 +301,8 @@ def _inspected(
         violation.message,
         detector="lint",
         severity=violation.severity,
-        location=positions.location(violation.node, path, function.qualified_name),
-        related=[
-            Related(positions.location(node, path, None), message)
-            for node, message in violation.related
-        ],
+        location=places.own.location(violation.node, path, function.qualified_name),
+        related=places.related(violation, path),
         hint=violation.hint,
         evidence=violation.evidence,
     )

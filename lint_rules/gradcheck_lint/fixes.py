@@ -11,7 +11,7 @@ from gradcheck_lint.failures import Failures
 from gradcheck_suite.findings import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     import libcst as cst
 
@@ -32,7 +32,12 @@ class Fixed:
 
 
 def fix_source(
-    source: bytes, path: str, *, codes: Collection[str] | None = None, unsafe: bool = False
+    source: bytes,
+    path: str,
+    *,
+    codes: Collection[str] | None = None,
+    unsafe: bool = False,
+    root: str | None = None,
 ) -> Fixed:
     """Apply the safe fixes to one source; with ``unsafe``, all.
 
@@ -44,7 +49,11 @@ def fix_source(
     fixed: list[Finding] = []
     refused: set[tuple[str, int, int | None]] = set()
     seen = {source}
-    inspection = inspect_source(source, path, codes=codes)
+
+    def inspect(text: bytes) -> Inspection:
+        return inspect_source(text, path, codes=codes, root=root)
+
+    inspection = inspect(source)
     for _ in range(_MOST_PASSES):
         wanted = [
             item
@@ -56,12 +65,12 @@ def fix_source(
         chosen, attempt = wanted, None
         with failures.costing("the fixes at once"):
             chosen = _without_overlaps(wanted, inspection)
-            attempt = _attempt(source, path, inspection, chosen, codes)
+            attempt = _attempt(source, path, inspection, chosen, inspect)
         if attempt is None:
             # One of them doesn't fit: find out which, one at a time.
             for item in chosen:
                 with failures.costing(f"the fix of {item.finding.rule}"):
-                    attempt = _attempt(source, path, inspection, [item], codes)
+                    attempt = _attempt(source, path, inspection, [item], inspect)
                 if attempt is not None:
                     chosen = [item]
                     break
@@ -115,7 +124,7 @@ def _attempt(
     path: str,
     inspection: Inspection,
     items: Sequence[Inspected],
-    codes: Collection[str] | None,
+    inspect: Callable[[bytes], Inspection],
 ) -> tuple[bytes, Inspection] | None:
     """Make some fixes together; None if they can't be made or what comes out can't be read."""
     from gradcheck_lint.parsing import check_source  # noqa: PLC0415 - needs the parser
@@ -128,7 +137,7 @@ def _attempt(
         return None
     if new == source or check_source(new, path) is not None:
         return None
-    again = inspect_source(new, path, codes=codes)
+    again = inspect(new)
     if again.tree is None and again.items:
         return None
     return new, again

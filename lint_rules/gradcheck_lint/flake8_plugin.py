@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gradcheck_lint.engine import lint_source
+from gradcheck_lint.project.layout import root_of
 from gradcheck_lint.unreadable import UNREADABLE_CODE
 from gradcheck_suite._version import __version__
 
@@ -34,7 +35,7 @@ class Flake8Checker:
             return
         from gradcheck_lint.parsing import encode  # noqa: PLC0415 - only for torch files
 
-        for finding in lint_source(encode(text), self._filename):
+        for finding in lint_source(encode(text), self._filename, root=root_of(self._filename)):
             place = finding.location
             if finding.code != UNREADABLE_CODE and place is not None:
                 column = (place.column or 1) - 1

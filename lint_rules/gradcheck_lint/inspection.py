@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import libcst as cst
 
@@ -27,6 +28,8 @@ class Inspection:
     items: tuple[Inspected, ...] = ()
     tree: cst.Module | None = None
     positions: Positions | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """The other files that were read for it, with their digests."""
 
     @property
     def findings(self) -> tuple[Finding, ...]:

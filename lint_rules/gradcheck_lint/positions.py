@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ import libcst as cst
 from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
 try:
@@ -59,6 +59,18 @@ class Positions:
         """Return where a node is; its end is exclusive."""
         (line, column), (end_line, end_column) = self._place(node)
         return Location(path, line, column, end_line, end_column, function)
+
+    def has(self, node: cst.CSTNode) -> bool:
+        """Return whether a node is one of this module, and was asked for."""
+        return id(node) in self._measured.places
+
+    def moved(self, node: cst.CSTNode, path: str, lines: Sequence[int]) -> Location:
+        """Return where a node is in the file that has the module's lines by these numbers."""
+        here = self.location(node, path, None)
+        line, end = (
+            lines[min(number, len(lines)) - 1] for number in (here.line, here.end_line or here.line)
+        )
+        return replace(here, line=line, end_line=end)
 
     def statement_lines(self, node: cst.CSTNode) -> frozenset[int]:
         """Return the first line of a node, and the first and last line of its statement."""

@@ -13,6 +13,7 @@ from gradcheck_lint.engine import concerns
 from gradcheck_lint.failures import FAILED_CODE
 from gradcheck_lint.files import TooLargeError, read_source, replace_source
 from gradcheck_lint.gitignore import GitIgnored
+from gradcheck_lint.project.layout import common_root, root_of
 from gradcheck_lint.tasks import Outcome, Task, What, perform
 from gradcheck_lint.unreadable import UNREADABLE_CODE, unreadable
 from gradcheck_suite.errors import UsageError
@@ -64,10 +65,11 @@ class Run:
 class _Slot:
     """One file of the run, in its place among the others, and what is known of it."""
 
-    __slots__ = ("codes", "findings", "path", "settings", "size")
+    __slots__ = ("codes", "findings", "path", "root", "settings", "size")
 
-    def __init__(self, path: str, settings: Settings) -> None:
+    def __init__(self, path: str, settings: Settings, root: str | None) -> None:
         self.path = path
+        self.root = root_of(path) or root
         self.settings = settings
         self.codes = settings.codes_for(path)
         self.size = 0
@@ -137,13 +139,15 @@ def fix_paths(
 
 def lint_text(source: bytes, filename: str, *, settings: Settings) -> Report:
     """Lint source that did not come from a file of this name, as an editor's does not."""
-    outcome = perform(Task(filename, source, settings.codes_for(filename)))
+    task = Task(filename, source, settings.codes_for(filename), root=root_of(filename))
+    outcome = perform(task)
     return Report(tool=TOOL, findings=_wanted(outcome.findings, settings), summary={"files": 1})
 
 
 def fix_text(source: bytes, filename: str, *, settings: Settings, unsafe: bool) -> Run:
     """Fix source that did not come from a file of this name."""
-    outcome = perform(Task(filename, source, settings.codes_for(filename), _FIX[unsafe]))
+    codes = settings.codes_for(filename)
+    outcome = perform(Task(filename, source, codes, _FIX[unsafe], root_of(filename)))
     report = Report(tool=TOOL, findings=_wanted(outcome.findings, settings), summary={"files": 1})
     new = source if outcome.source is None else outcome.source
     return Run(report, changes=((filename, source, new),), fixed=outcome.fixed)
@@ -165,10 +169,11 @@ def _lint(paths: Sequence[str], settings_for: SettingsFor, options: Options) -> 
     cache = options.cache
     slots: list[_Slot] = []
     waiting: list[_Slot] = []
+    root = common_root(paths)
     with progress("Linting") as bar, _Work(options.jobs) as work:
         for found in _files(paths, settings_for, options):
             settings = settings_for(found.path)
-            slot = _Slot(found.path, settings)
+            slot = _Slot(found.path, settings, root)
             slots.append(slot)
             if _must_be_linted(slot, found, cache):
                 waiting.append(slot)
@@ -181,7 +186,8 @@ def _lint(paths: Sequence[str], settings_for: SettingsFor, options: Options) -> 
                 bar.advance()
                 slot.findings = outcome.findings
                 if cache is not None and not _failures(outcome.findings):
-                    cache.put(slot.path, cache.digest(task.source, task.codes), outcome.findings)
+                    digest = cache.digest(task.source, task.codes, slot.root)
+                    cache.put(slot.path, digest, outcome.findings, outcome.sources)
         finally:
             # What an interrupted run has found need not be found again.
             if cache is not None:
@@ -220,7 +226,7 @@ def _must_be_linted(slot: _Slot, found: Found, cache: Cache | None) -> bool:
         return False
     slot.size = len(source)
     if cache is not None:
-        known = cache.get(slot.path, cache.digest(source, slot.codes))
+        known = cache.get(slot.path, cache.digest(source, slot.codes, slot.root))
         if known is not None:
             slot.findings = known
             return False
@@ -276,7 +282,7 @@ class _Work:
             for slot in slots:
                 source = _read(slot)
                 if source is not None:
-                    task = Task(slot.path, source, slot.codes, what)
+                    task = Task(slot.path, source, slot.codes, what, slot.root)
                     by_task[id(task)] = slot
                     yield task
 

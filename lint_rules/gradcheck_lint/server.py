@@ -19,8 +19,11 @@ from gradcheck_lint.inspection import Inspected, Inspection
 from gradcheck_lint.noqa import NOT_SILENCED, with_noqa
 from gradcheck_lint.notebooks import CellModule
 from gradcheck_lint.parsing import decode, encode
+from gradcheck_lint.project.importers import forget_index
+from gradcheck_lint.project.layout import root_of
 from gradcheck_lint.runner import is_excluded
 from gradcheck_suite import catalogue
+from gradcheck_suite._addresses import page_of
 from gradcheck_suite._version import __version__
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.severity import Severity
@@ -126,7 +129,10 @@ class Server(LanguageServer):
             codes = self._codes(path)
             cells = CellModule(texts) if are_cells else None
             source = encode(texts[0]) if cells is None else cells.code.encode("utf-8", "replace")
-            inspection = inspect_source(source, path, codes=codes) if codes else Inspection()
+            inspection = Inspection()
+            if codes:
+                forget_index()
+                inspection = inspect_source(source, path, codes=codes, root=root_of(path))
             seen = _Seen(uri, documents, texts, cells if codes else None, source, inspection, codes)
             self._seen[uri] = seen
         return seen
@@ -370,10 +376,15 @@ def _told(
         message=message,
         severity=_SEVERITIES[finding.severity],
         code=finding.code,
+        code_description=_page(finding.code),
         source=_NAME,
         related_information=related,
         data={"rule": finding.rule, "fixable": finding.fixable},
     )
+
+
+def _page(code: str) -> lsp.CodeDescription | None:
+    return None if catalogue.find(code) is None else lsp.CodeDescription(page_of(code))
 
 
 def _range(location: Location | None, document: TextDocument) -> lsp.Range:

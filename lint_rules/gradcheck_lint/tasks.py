@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from gradcheck_lint.failures import WHOLE_FILE, Failures
@@ -19,6 +20,8 @@ class Task:
     source: bytes
     codes: frozenset[str] | None
     what: What = "lint"
+    root: str | None = None
+    """Where the project begins that the file is in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,8 @@ class Outcome:
     findings: tuple[Finding, ...] = ()
     source: bytes | None = None
     fixed: tuple[Finding, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """The other files that were read for it, with their digests."""
 
 
 def perform(task: Task) -> Outcome:
@@ -49,10 +54,12 @@ def _perform(task: Task) -> Outcome:
         )
         return Outcome(changed.left, changed.source, changed.fixed)
     if task.what == "lint":
-        from gradcheck_lint.engine import lint_source  # noqa: PLC0415 - tests replace it
+        from gradcheck_lint.engine import lint  # noqa: PLC0415 - tests replace it
 
-        return Outcome(lint_source(task.source, task.path, codes=task.codes))
+        linted = lint(task.source, task.path, codes=task.codes, root=task.root)
+        return Outcome(linted.findings, sources=linted.sources)
     from gradcheck_lint.fixes import fix_source  # noqa: PLC0415 - needs libcst
 
-    result = fix_source(task.source, task.path, codes=task.codes, unsafe=task.what == "fix-unsafe")
+    unsafe = task.what == "fix-unsafe"
+    result = fix_source(task.source, task.path, codes=task.codes, unsafe=unsafe, root=task.root)
     return Outcome(result.left, result.source, result.fixed)

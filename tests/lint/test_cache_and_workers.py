@@ -13,7 +13,7 @@ import pytest
 from gradcheck_lint import workers
 from gradcheck_lint.cache import Cache, default_directory, open_cache
 from gradcheck_lint.config import Settings
-from gradcheck_lint.engine import lint_source
+from gradcheck_lint.engine import lint
 from gradcheck_lint.runner import Options, lint_paths
 from gradcheck_lint.tasks import Task, perform
 from gradcheck_lint.workers import perform_all, worker_count
@@ -45,7 +45,7 @@ class TestCache:
         def refuse(*_, **__):
             raise AssertionError("it should have been remembered")
 
-        monkeypatch.setattr("gradcheck_lint.engine.lint_source", refuse)
+        monkeypatch.setattr("gradcheck_lint.engine.lint", refuse)
         second = _lint(project, Cache(tmp_path / "cache"))
         assert first.failures == second.failures == ()
         assert second.report == first.report
@@ -279,9 +279,9 @@ class TestWorkers:
                 raise ZeroDivisionError("x")
             if path == "a1.py":
                 raise MemoryError
-            return lint_source(source, path, **options)
+            return lint(source, path, **options)
 
-        monkeypatch.setattr("gradcheck_lint.engine.lint_source", fail)
+        monkeypatch.setattr("gradcheck_lint.engine.lint", fail)
         found = [finding for task in _tasks(buggy, 3) for finding in perform(task).findings]
         assert [(finding.code, finding.location.path) for finding in found] == [
             ("GCS002", "a0.py"),

@@ -27,7 +27,7 @@ def linting_raises(project, monkeypatch):
             raise error
 
         monkeypatch.chdir(project)
-        monkeypatch.setattr("gradcheck_lint.engine.lint_source", stop)
+        monkeypatch.setattr("gradcheck_lint.engine.lint", stop)
 
     return arrange
 

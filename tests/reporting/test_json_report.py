@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gradcheck_suite import __version__
 from gradcheck_suite.findings import Location, Report
 from gradcheck_suite.reporting import json as json_report
+from gradcheck_suite.reporting.fingerprints import fingerprints
 
 
 @pytest.fixture(scope="session")
@@ -108,6 +109,7 @@ def test_the_names_and_their_order(reports_of_each_kind):
         "evidence": {"also_found_by": ["lint"], "count": 1200},
         "detector": "audit",
         "fixable": False,
+        "fingerprint": fingerprints(reports_of_each_kind["audit"])[0],
     }
     assert document["summary"] == {
         "errors": 2,

@@ -60,7 +60,7 @@ def read_call(reading: Reading, node: cst.Call) -> Values:
     qualified = reading.qualified(name or None)
     if qualified is not None:
         return _read_imported(reading, node, qualified, read_arguments(reading, node))
-    if type(node.func) is cst.Attribute:
+    if type(node.func) is cst.Attribute and name not in reading.scopes.dotted:
         return read_method(reading, node, node.func, name)
     callee = without_none(read(reading, node.func))
     if name in DRAINING and node.args:
@@ -106,6 +106,7 @@ def _make_instance(reading: Reading, node: cst.Call, name: str, arguments: Argum
         kind = Kind.SCHEDULER
     elif reading.scopes.derives_from(scope, "torch.optim."):
         kind = Kind.OPTIMIZER
+    name = scope.name.rpartition(".")[2]  # a class of another file may have other names here
     holds = frozenset({id(node)}) | held_by(arguments.everything)
     entries: dict[str, Values] = {}
     if maker is None and kind is Kind.INSTANCE:

@@ -67,7 +67,7 @@ def look_up(reading: Reading, state: State, path: str) -> Values:
     if known is not None:
         return known
     base, _, attribute = path.rpartition(".")
-    if base:
+    if base and path not in reading.scopes.dotted:
         return _attribute_values(reading, state, look_up(reading, state, base), attribute, path)
     return reading.free_name(path)
 

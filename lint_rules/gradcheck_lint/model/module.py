@@ -17,15 +17,18 @@ from gradcheck_lint.model.grad_mode import initial_mode
 from gradcheck_lint.model.nearness import Nearness
 from gradcheck_lint.model.reading import Reading
 from gradcheck_lint.model.returning import returned_by, returns_plainly
-from gradcheck_lint.model.scopes import ClassScope, FunctionScope, Scopes
+from gradcheck_lint.model.scopes import ClassScope, FunctionScope, LinkedTree, Scopes
 from gradcheck_lint.model.state import Recorder
 from gradcheck_lint.model.statements import StatementReader
 from gradcheck_lint.model.syntax import bound_names, dotted_name
 from gradcheck_lint.model.torch_functions import makes_optimizer
 from gradcheck_lint.model.values import NOTHING, Kind, Origin, Values, all_are, join, replace
+from gradcheck_lint.project.linking import NO_UNIT
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
+
+    from gradcheck_lint.project.linking import Unit
 
 
 _TURNS_GRAD_OFF = re.compile(
@@ -116,10 +119,17 @@ class FunctionModel:
 class ModuleModel:
     """The models of all functions of one file, and what they share."""
 
-    def __init__(self, tree: cst.Module, source: bytes) -> None:
+    def __init__(
+        self,
+        tree: cst.Module,
+        source: bytes,
+        linked: Sequence[LinkedTree] = (),
+        unit: Unit = NO_UNIT,
+    ) -> None:
         self.tree = tree
-        self.source = source
-        self.scopes = Scopes(tree)
+        self.source = b"".join((source, *(known.text.encode() for known in unit.slices)))
+        """What is read, with what other files of the project give."""
+        self.scopes = Scopes(tree, linked, unit.bindings, unit.path)
         self.near = Nearness(self.scopes)
         self.may_freeze = _has(source, b"requires_grad", _TURNS_GRAD_OFF)
         self.sets_mode_for_all = _has(source, b"set_grad_enabled", _SETS_MODE_FOR_ALL)
@@ -212,6 +222,12 @@ class ModuleModel:
         for scope in self.scopes.functions:
             yield self.function(scope)
 
+    def own_functions(self) -> Iterator[FunctionModel]:
+        """Yield the functions of the file itself, without those of other files."""
+        for scope in self.scopes.functions:
+            if not scope.linked:
+                yield self.function(scope)
+
     def function(self, scope: FunctionScope) -> FunctionModel:
         """Return the model of a function."""
         known = self._models.get(id(scope))
@@ -264,8 +280,12 @@ class ModuleModel:
 
     def bindings_around(self, scope: FunctionScope, name: str) -> Values:
         """Return everything that the enclosing functions and the module bind to ``name``."""
+        if name in scope.borrowed:
+            return self._borrowed(*scope.borrowed[name])
         around = scope.parent
         while around is not None:
+            if name in around.borrowed:
+                return self._borrowed(*around.borrowed[name])
             if id(around) in self._finished and name in self._readings[id(around)].bindings:
                 return self._readings[id(around)].bindings[name]
             nested = around.nested.get(name)
@@ -274,6 +294,12 @@ class ModuleModel:
                 return frozenset({own.value(Kind.FUNCTION, nested.node, function=nested)})
             around = around.parent
         return NOTHING
+
+    def _borrowed(self, top: FunctionScope, name: str) -> Values:
+        """Return what the top level of another file binds to a name."""
+        if id(top) in self._readings and id(top) not in self._finished:
+            return NOTHING  # the files import each other
+        return self.function(top).bindings.get(name, NOTHING)
 
     def class_attribute(self, class_name: str, attribute: str) -> Values:
         """Return everything that the methods of a class bind to ``self.<attribute>``.

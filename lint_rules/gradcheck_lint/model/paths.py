@@ -65,6 +65,7 @@ EFFECTS: Final = (*PROTOCOL, Jump, Return)
 
 _WORDS: Final = re.compile(r"\w+")
 _MOST_PATHS: Final = 64
+_MOST_PAIRS: Final = 1024
 _MOST_CALLS: Final = 5
 
 Binding: TypeAlias = "Mapping[int, frozenset[int]]"
@@ -187,7 +188,7 @@ def turns(loop: Loop, function: FunctionModel) -> list[Path]:
             for left, right in pairs
             if _agree(left.decisions, right.decisions, changing)
         ]
-    if len(pairs) > _MOST_PATHS * 4:
+    if len(pairs) > _MOST_PAIRS:
         pairs = [(way, way) for way in first]
     paths = [(*left.events, *(item.again(1) for item in right.events)) for left, right in pairs]
     return _with_step_after(paths, loop, function)
@@ -394,7 +395,10 @@ def _is_effect(item: Event | Branch | Loop, walk: _Walk) -> bool:
     if isinstance(item, Loop):
         return bool(_effects(item.body, walk))
     if isinstance(item, Call):
-        return item.function is not None or _is_unclear(item, walk)
+        if item.function is None:
+            return _is_unclear(item, walk)
+        called = walk.function.module.function(item.function)
+        return _may_suspend(called) or _may_matter(called)
     return isinstance(item, EFFECTS)
 
 
@@ -428,18 +432,21 @@ def _call(call: Call, walk: _Walk, ways: list[_Partial]) -> list[_Partial]:
     called = walk.function.module.function(scope)
     if _may_suspend(called):
         return _extend(ways, _occurrence(call, walk))
-    if not _may_matter(called, walk):
+    if not _may_matter(called):
         return ways
     if len(walk.seen) > _MOST_CALLS:
         return _extend(ways, _occurrence(call, walk))
     binding = bound_in_callee(call, called, walk.function, walk.binding)
     inside = _Walk(called, binding, walk.leading or call, walk.seen | {id(scope)})
-    bodies = list({way.key: way for way in _block(called.block, inside, [_Partial()])}.values())
+    try:
+        within = _block(called.block, inside, [_Partial()])
+    except TooManyPathsError:
+        return _extend(ways, _occurrence(call, walk))
+    bodies = {way.key[0]: way.events for way in within if way.left_by is not JumpKind.RAISE}
     return [
-        _Partial((*way.events, *body.events), way.decisions)
+        _Partial((*way.events, *events), way.decisions)
         for way in ways
-        for body in bodies
-        if body.left_by is not JumpKind.RAISE
+        for events in bodies.values()
     ]
 
 
@@ -452,27 +459,24 @@ def _may_suspend(called: FunctionModel) -> bool:
     return bool(memo[key])
 
 
-def _may_matter(called: FunctionModel, walk: _Walk) -> bool:
-    del walk
+def _may_matter(called: FunctionModel) -> bool:
+    """Return whether a path through a function has anything to show."""
     memo = called.module.memo
     key = ("matters", id(called.scope))
     if key not in memo:
         memo[key] = False
         memo[key] = any(
             isinstance(event, PROTOCOL)
-            or (
-                isinstance(event, Call)
-                and (
-                    bool(event.function is None and not event.harmless)
-                    or bool(
-                        event.function is not None
-                        and _may_matter(called.module.function(event.function), _start(called))
-                    )
-                )
-            )
+            or (isinstance(event, Call) and _calls_what_matters(event, called))
             for event in called.events()
         )
     return bool(memo[key])
+
+
+def _calls_what_matters(call: Call, function: FunctionModel) -> bool:
+    if call.function is None:
+        return _is_unclear(call, _start(function))
+    return _may_matter(function.module.function(call.function))
 
 
 def bound_parameters(call: Call, called: FunctionModel) -> Binding:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -13,9 +15,10 @@ import libcst as cst
 from gradcheck_lint.model.knowledge import ENGINE_MODULES, ENGINE_PACKAGES, INPLACE_METHODS
 from gradcheck_lint.model.name_sources import Sources
 from gradcheck_lint.model.syntax import ATOMS, child_list, dotted_name, walk
+from gradcheck_lint.project.linking import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
 class Part(Enum):
@@ -63,6 +66,10 @@ class FunctionScope:
     _words: frozenset[str] | None = None
     sources: Sources | None = None
     """What ``name_sources`` has read of the body, once it was asked."""
+    linked: bool = False
+    """Whether this is a function of another file."""
+    borrowed: dict[str, tuple[FunctionScope, str]] = field(default_factory=dict)
+    """The values that a top level has from others: which top level, and by what name."""
 
     @property
     def nodes(self) -> tuple[cst.CSTNode, ...]:
@@ -228,12 +235,31 @@ def _parts_by_name(name: str) -> Iterator[Part]:
         yield Part.BACKWARD
 
 
-class Scopes:
-    """Hold the scopes and imports of one module."""
+@dataclass(frozen=True, slots=True, eq=False)
+class LinkedTree:
+    """What is read of another file of the project together with this one.
 
-    def __init__(self, module: cst.Module) -> None:
+    ``bindings`` say what its names stand for that it has from others.
+    """
+
+    path: str
+    tree: cst.Module
+    bindings: Mapping[str, Target]
+
+
+class Scopes:
+    """Hold the scopes and imports of one module, and of what is read together with it."""
+
+    def __init__(
+        self,
+        module: cst.Module,
+        linked: Sequence[LinkedTree] = (),
+        bindings: Mapping[str, Target] = MappingProxyType({}),
+        path: str = "",
+    ) -> None:
         self.top = FunctionScope("<module>", module)
         self.functions: list[FunctionScope] = [self.top]
+        """Those of the file itself first."""
         self.classes: dict[str, ClassScope] = {}
         self._imports: dict[str, str] = {}
         self._imported: set[str] = set()
@@ -241,7 +267,45 @@ class Scopes:
         self._class_words: dict[int, frozenset[str]] = {}
         self._by_name: dict[str, list[FunctionScope]] | None = None
         self._uses_engine: bool | None = None
+        self._bindings = bindings
+        self.dotted = frozenset(
+            local
+            for each in (bindings, *(known.bindings for known in linked))
+            for local in each
+            if "." in local
+        )
+        """The names that are taken from modules: ``models.Net`` after ``import models``."""
         self._collect(module, self.top, None, "")
+        own = len(self.functions)
+        tops = {path: self.top}
+        for known in linked:
+            top = tops[known.path] = FunctionScope("<module>", known.tree)
+            self.functions.append(top)
+            self._bindings = known.bindings
+            self._collect(known.tree, top, None, "")
+        for scope in self.functions[own:]:
+            scope.linked = True
+        self._bind(self.top, bindings, tops)
+        for known in linked:
+            self._bind(tops[known.path], known.bindings, tops)
+
+    def _bind(
+        self,
+        top: FunctionScope,
+        bindings: Mapping[str, Target],
+        tops: Mapping[str, FunctionScope],
+    ) -> None:
+        """Let the names of a file that it has from others stand for what they are there."""
+        for local, (path, name) in bindings.items():
+            source = tops.get(path)
+            if source is None or local in top.nested:
+                continue
+            if name in source.nested:
+                top.nested[local] = source.nested[name]
+            elif name in self.classes:
+                self.classes.setdefault(local, self.classes[name])
+            else:
+                top.borrowed[local] = source, name
 
     def release(self) -> None:
         """Undo the circles between scopes, which nobody may ask from here on."""
@@ -267,7 +331,7 @@ class Scopes:
 
     def _resolve(self, dotted: str) -> str | None:
         root, _, rest = dotted.partition(".")
-        origin = self._imports.get(root)
+        origin = None if dotted in self.dotted else self._imports.get(root)
         if not origin:
             return None
         full = f"{origin}.{rest}" if rest else origin
@@ -432,6 +496,8 @@ class Scopes:
             full = f"{origin}{name}"
             self._imported.add(full)
             local = dotted_name(alias.asname.name) if alias.asname else None
+            if (local or name) in self._bindings:
+                continue
             if local is None and isinstance(node, cst.Import):
                 local = full = name.partition(".")[0]
             local = local or name

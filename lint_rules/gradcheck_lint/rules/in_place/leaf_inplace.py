@@ -79,6 +79,7 @@ def _severity(function: FunctionModel, event: InPlace) -> Severity | None:
             if not is_maker or GradMode.DISABLED in callers:
                 return None
             certain = False
+        certain = certain and GradMode.DISABLED not in callers
         if not callers and not _is_forward_or_local(function, event):
             certain = False
     elif event.mode not in {GradMode.ENABLED, GradMode.AMBIENT}:

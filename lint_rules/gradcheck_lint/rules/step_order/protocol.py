@@ -49,7 +49,7 @@ def problems(function: FunctionModel, code: str) -> list[Problem]:
 def _all_problems(module: ModuleModel) -> dict[tuple[str, int], list[Problem]]:
     found: dict[tuple[str, int], list[Problem]] = defaultdict(list)
     reported: set[tuple[str, int]] = set()
-    for function in list(module.functions()):
+    for function in module.own_functions():
         if function.runs_in_engine and "manual_backward" not in function.scope.words:
             continue
         if not _is_candidate(function):
@@ -59,7 +59,9 @@ def _all_problems(module: ModuleModel) -> dict[tuple[str, int], list[Problem]]:
             if key in reported or problem.event.expects_error or _may_be_set_right(problem):
                 continue
             reported.add(key)
-            found[problem.code, id(problem.function.scope)].append(problem)
+            # What is out of order in another file is a problem of who calls it in this way.
+            place = function.scope if problem.function.scope.linked else problem.function.scope
+            found[problem.code, id(place)].append(problem)
     return _without_repeats(found)
 
 
