@@ -26,8 +26,6 @@ from gradcheck_suite.auditing.user_modes import without_user_modes
 from gradcheck_suite.findings import Finding
 
 if TYPE_CHECKING:
-
-
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.recorder import Recorder
 
