@@ -528,6 +528,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS313": (_warmed_up,),
     "GCS314": (_train_optimizer,),
     "GCS315": (_two_optimizers,),
+    "GCS316": (_train_optimizer,),
     "GCS401": (_cut,),
     "GCS402": (_backbone,),
     "GCS403": (_module(lambda names: names.Block(4), 2, 4),),

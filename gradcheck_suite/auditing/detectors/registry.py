@@ -84,6 +84,9 @@ from gradcheck_suite.auditing.detectors.step_order.step_without_effect import (
     StepWithoutEffectDetector,
 )
 from gradcheck_suite.auditing.detectors.step_order.uneven_window import UnevenWindowDetector
+from gradcheck_suite.auditing.detectors.step_order.weights_not_restored import (
+    WeightsNotRestoredDetector,
+)
 from gradcheck_suite.auditing.detectors.step_order.zero_grad_misplaced import (
     ZeroGradMisplacedDetector,
 )
@@ -143,6 +146,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         StepWithoutEffectDetector(recorder.optimizers, rates),
         LostUpdatesDetector(windows),
         StepInsideAutocastDetector(),
+        WeightsNotRestoredDetector(recorder, windows),
         DeclaredFrozenDetector(recorder),
         FrozenParameterDetector(windows, names),
         FrozenStatisticsDetector(names),
