@@ -128,6 +128,17 @@ def _best(names: ModuleType) -> Found:
     return audited(lambda: names.fit(nn.Linear(8, 1), batches(), lambda _: next(losses)))
 
 
+def _damped(names: ModuleType) -> Found:
+    model = nn.Linear(8, 1)
+    optimizer = names.DampedSGD(model.parameters(), 0.1)
+    return audited(lambda: [names.train(model, optimizer, x, y) for x, y in batches()])
+
+
+def _resumed_from(names: ModuleType) -> Found:
+    checkpoint = regression().state_dict()
+    return audited(lambda: names.fit(names.resume(checkpoint), batches()))
+
+
 def _averaged(names: ModuleType) -> Found:
     model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -505,6 +516,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS108": (_module(lambda names: names.model, 4, 8),),
     "GCS109": (_gan,),
     "GCS110": (_best,),
+    "GCS111": (_damped,),
     "GCS201": (_kept,),
     "GCS202": (_carried,),
     "GCS203": (_train_optimizer,),
@@ -541,6 +553,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS410": (_classified,),
     "GCS411": (_two_levels,),
     "GCS412": (_module(lambda names: names.Encoder(4, 3), 2, 4),),
+    "GCS413": (_resumed_from,),
     "GCS501": (_function("Scale", (2, 4), 3.0), _checked("Scale", (2, 4), more=(3.0,))),
     "GCS502": (_legacy_call,),
     "GCS503": (_function("ShiftedExp", (2, 4)), _checked("ShiftedExp", (2, 4))),

@@ -18,6 +18,7 @@ from gradcheck_suite.auditing.detectors.connectivity.frozen_leaves import Frozen
 from gradcheck_suite.auditing.detectors.connectivity.grad_read_on_non_leaf import (
     GradReadOnNonLeafDetector,
 )
+from gradcheck_suite.auditing.detectors.connectivity.nothing_loaded import NothingLoadedDetector
 from gradcheck_suite.auditing.detectors.connectivity.parameter_without_gradient import (
     ParameterWithoutGradientDetector,
 )
@@ -32,6 +33,7 @@ from gradcheck_suite.auditing.detectors.corruption.recomputed_differently import
 from gradcheck_suite.auditing.detectors.corruption.saved_tensor_modified import (
     SavedTensorModifiedDetector,
 )
+from gradcheck_suite.auditing.detectors.corruption.shared_state import SharedStateDetector
 from gradcheck_suite.auditing.detectors.corruption.slice_write_in_loop import (
     SliceWriteInLoopDetector,
 )
@@ -142,6 +144,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         ParameterNotOptimizedDetector(recorder, windows, leaves),
         ParameterInTwoOptimizersDetector(windows, names),
         SharedMemoryDetector(recorder.optimizers, names),
+        SharedStateDetector(recorder.optimizers, windows),
         rates,
         StepWithoutEffectDetector(recorder.optimizers, rates),
         LostUpdatesDetector(windows),
@@ -153,6 +156,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         FrozenLeavesDetector(windows, leaves),
         GradReadOnNonLeafDetector(),
         RepeatedLayerDetector(),
+        NothingLoadedDetector(),
         GraphKeptDetector(recorder, carried),
         GraphWithoutBackwardDetector(recorder),
         without_gradient,
