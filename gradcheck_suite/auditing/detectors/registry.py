@@ -98,6 +98,8 @@ from gradcheck_suite.auditing.detectors.step_order.weights_not_restored import (
 from gradcheck_suite.auditing.detectors.step_order.zero_grad_misplaced import (
     ZeroGradMisplacedDetector,
 )
+from gradcheck_suite.auditing.distributed.step_records import StepRecords
+from gradcheck_suite.auditing.distributed.unreduced_shards import UnreducedShardsDetector
 from gradcheck_suite.auditing.events import SessionEnded
 from gradcheck_suite.auditing.ledger.observer import LedgerObserver
 from gradcheck_suite.auditing.object_names.tensor_names import ParameterNames
@@ -126,6 +128,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
     rates = LearningRateZeroDetector(recorder.optimizers, windows, leaves, names)
     return (
         leaves,
+        UnreducedShardsDetector(recorder, names),
         SavedTensorModifiedDetector(recorder, names, carried),
         SliceWriteInLoopDetector(recorder.write_log),
         CopyOntoItselfDetector(recorder, names),
@@ -173,6 +176,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         contract,
         FunctionCallDetector(recorder, contract),
         RefusedByTorchDetector(),
+        StepRecords(recorder, windows, leaves, names),
         LedgerObserver(recorder, windows, leaves, losses),
     )
 
