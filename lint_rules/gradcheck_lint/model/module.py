@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import libcst as cst
 
 from gradcheck_lint.model.attributes import class_assignments, collect_attributes
-from gradcheck_lint.model.callers import given_by_callers
+from gradcheck_lint.model.callers import given_by_callers, parameters_told
 from gradcheck_lint.model.expressions import read
 from gradcheck_lint.model.flow import Block, Call, Event, GradMode, Loop, Return
 from gradcheck_lint.model.grad_mode import initial_mode
-from gradcheck_lint.model.nearness import Nearness
+from gradcheck_lint.model.nearness import CUTS, Nearness
 from gradcheck_lint.model.reading import Reading
 from gradcheck_lint.model.returning import returned_by, returns_plainly
 from gradcheck_lint.model.scopes import ClassScope, FunctionScope, LinkedTree, Scopes
@@ -417,31 +417,38 @@ class ModuleModel:
             self._origins = {made: key for key, made in self._interned.items()}
         return self._origins.get(site)
 
-    def returned_by(self, scope: FunctionScope) -> Values:
-        """Return what a function of the file returns.
+    def returned_by(
+        self, scope: FunctionScope, given: Mapping[int, Values] = _NOT_KNOWN
+    ) -> Values:
+        """Return what a function of the file returns for such arguments, by their parameters.
 
-        Functions that call one another in a circle or a long chain say nothing.
+        Which of them have a graph makes a difference where the function may cut it. Functions that
+        call one another in a circle or a long chain say nothing.
         """
-        key = ("returned by", id(scope))
+        with_graph = frozenset(key for key, values in given.items() if _has_graph(values))
+        if with_graph and not self.near.has(scope, CUTS):
+            with_graph = frozenset()
+        key = ("returned by", id(scope), with_graph)
         if key not in self.memo:
             if self._depth >= _MOST_CALLS:
                 return NOTHING
             self.memo[key] = NOTHING
             if not isinstance(scope.node, cst.Module) and returns_plainly(scope):
                 self._depth += 1
-                self.memo[key] = returned_by(self._block_for_caller(scope))
+                block = self._block_for_caller(scope, given if with_graph else _NOT_KNOWN)
+                self.memo[key] = returned_by(block)
                 self._depth -= 1
         found: Values = self.memo[key]
         return found
 
-    def _block_for_caller(self, scope: FunctionScope) -> Block:
-        if id(scope) in self._finished:
+    def _block_for_caller(self, scope: FunctionScope, given: Mapping[int, Values]) -> Block:
+        if id(scope) in self._finished and not given:
             return self.function(scope).block
         # Not kept: what is known of its callers and of the functions around it isn't complete yet.
         mode = initial_mode(self.scopes, scope)
         recorder = Recorder(interned=self._interned, unrecorded=self.unrecorded)
         reading = Reading(scope, self, mode, recorder)
-        _bind_parameters(reading)
+        _bind_parameters(reading, parameters_told(scope, given, recorder) if given else given)
         assert not isinstance(scope.node, cst.Module)
         StatementReader(reading).read_body(scope.node.body)
         return recorder.block
@@ -536,6 +543,10 @@ class ModuleModel:
         calls: dict[Hashable, list[tuple[GradMode, FunctionScope]]] = self.memo[key]
         by_name = scope.name.rpartition(".")[2] if scope.owner is not None else None
         return [*calls.get(id(scope), []), *calls.get(by_name, [])]
+
+
+def _has_graph(values: Values) -> bool:
+    return any(value.kind is Kind.HISTORY or value.through for value in values)
 
 
 def _has(source: bytes, word: bytes, pattern: re.Pattern[bytes]) -> bool:

@@ -225,6 +225,8 @@ class _Caller:
         if self._is_off and value.through:
             return self._unrecorded(place)
         made = self._made
+        if value.cut is not None:
+            made = replace(made, through=value.through, cut=value.cut)
         if not place:
             return replace(made, through=made.through | value.through)
         recorder = self._reading.recorder
