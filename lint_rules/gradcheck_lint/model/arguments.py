@@ -115,8 +115,7 @@ def record_call(
             through |= sites(callee)
         if method is not None:
             through |= through_all(receiver) | through_all(owner)
-    if method is not None and cut is None and not through:
-        cut = cut_of(owner)
+    cut = cut or (cut_of(owner) if method is not None and not through else None)
     # By place, which takes half as long: most events are calls.
     call = Call(
         node,

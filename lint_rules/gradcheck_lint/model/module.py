@@ -417,9 +417,7 @@ class ModuleModel:
             self._origins = {made: key for key, made in self._interned.items()}
         return self._origins.get(site)
 
-    def returned_by(
-        self, scope: FunctionScope, given: Mapping[int, Values] = _NOT_KNOWN
-    ) -> Values:
+    def returned_by(self, scope: FunctionScope, given: Mapping[int, Values] = _NOT_KNOWN) -> Values:
         """Return what a function of the file returns for such arguments, by their parameters.
 
         Which of them have a graph makes a difference where the function may cut it. Functions that

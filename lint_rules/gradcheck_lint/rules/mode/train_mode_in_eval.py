@@ -180,9 +180,7 @@ def _is_called_in_training(function: FunctionModel, scope: FunctionScope) -> boo
     for caller in function.module.functions():
         events = list(caller.events())
         calls = any(
-            isinstance(event, Call)
-            and event.function is scope
-            and (event.loops or repeats(caller))
+            isinstance(event, Call) and event.function is scope and (event.loops or repeats(caller))
             for event in events
         )
         if calls and _trains(caller):

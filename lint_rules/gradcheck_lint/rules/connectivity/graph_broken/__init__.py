@@ -16,7 +16,10 @@ from gradcheck_lint.rules.connectivity.graph_broken.detached_objectives import (
     detached_objectives,
 )
 from gradcheck_lint.rules.connectivity.graph_broken.drawn_values import drawn_values
-from gradcheck_lint.rules.connectivity.graph_broken.hard_predictions import hard_predictions, is_hard
+from gradcheck_lint.rules.connectivity.graph_broken.hard_predictions import (
+    hard_predictions,
+    is_hard,
+)
 from gradcheck_lint.rules.connectivity.graph_broken.straight_through import codebook_losses
 from gradcheck_lint.rules.connectivity.graph_broken.terms import is_gradient, is_item, lost_terms
 from gradcheck_suite import catalogue
