@@ -57,7 +57,10 @@ _OF_THE_LAST: Final = (
 
 
 def _is_of_this_call(zeroing: ZeroGrad) -> bool:
-    """Tell whether an optimizer or a model is zeroed that the function itself has made."""
-    return all_are(zeroing.values, Kind.OPTIMIZER, Kind.MODULE, Kind.INSTANCE) and all(
+    """Tell whether the function itself has made what is zeroed."""
+    return all_are(zeroing.values, *_OWNERS) and all(
         value.origin is Origin.OTHER for value in zeroing.values
     )
+
+
+_OWNERS: Final = (Kind.OPTIMIZER, Kind.MODULE, Kind.INSTANCE, Kind.LEAF, Kind.PARAMETERS)
