@@ -16,7 +16,9 @@ MARKS ?=
 PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
   $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-all coverage coverage-plugin check bench compat compat-quick install install-dev clean help
+DOCS_OUT ?= build/docs
+
+.PHONY: demo docs test test-all coverage coverage-plugin check bench compat compat-quick install install-dev clean help
 
 demo: $(VENV)/.installed
 	@$(BIN)/gradcheck-suite demo
@@ -61,6 +63,10 @@ compat: $(VENV)/.installed-dev
 compat-quick: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.compat --quick
 
+# The site, warnings being errors; needs no network once installed.
+docs: $(VENV)/.installed-docs
+	$(BIN)/python docs/build_site.py $(DOCS_OUT)
+
 install: $(VENV)/.installed
 
 install-dev: $(VENV)/.installed-dev
@@ -77,6 +83,7 @@ help:
 	@echo "make coverage-plugin  the same for the pytest plugin, by its own tests"
 	@echo "make compat    the tests on every supported torch; rewrites docs/compatibility.md"
 	@echo "make compat-quick  a part of them on the oldest and the newest"
+	@echo "make docs      the documentation as pages that open from disk, in build/docs"
 	@echo "make bench     the benchmarks; rewrites docs/benchmarks.md"
 
 $(VENV)/bin/python:
@@ -93,4 +100,8 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "Installing what the tests need into $(VENV) (once)"
 	$(PIP_INSTALL) --editable '.[torch,dev]'
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP_INSTALL) --editable '.[torch,docs]'
 	@touch $@

@@ -1,4 +1,4 @@
-"""Draw docs/audit.svg: an audit of the digits example, as a picture for the README.
+"""Draw docs/audit.svg: the worst finding of an audit of the digits example, for the README.
 
 Run it with ``python docs/draw_picture.py`` after a change to what an audit prints.
 """
@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "audit.svg"
 COMMAND = ("audit", "examples/digits/train.py")
 WIDTH = 92
+# A picture of so many lines, and its window, is no taller than a screen.
+MOST_LINES = 34
 
 # rich's own template fetches a font from the network; this one uses what the reader has.
 TEMPLATE = """\
@@ -46,6 +48,18 @@ TEMPLATE = """\
 """
 
 
+def shortened(report: Text) -> Text:
+    """Return what is printed up to the second finding, and the last line."""
+    lines = report.split("\n")
+    starts = [i for i, line in enumerate(lines) if line.plain.startswith(("error ", "warning "))]
+    left = [lines[i].plain.split("  ")[0] for i in starts[1:]]
+    more = Text(f"... {len(left)} more: {', '.join(left)}", style="dim")
+    kept = [*lines[: starts[1]], more, Text(), lines[-1]]
+    if len(kept) > MOST_LINES:
+        raise ValueError(f"{len(kept)} lines are more than {MOST_LINES}: draw less")
+    return Text("\n").join(kept)
+
+
 def main() -> None:
     """Run the audit in a terminal's width and colours and write the picture."""
     done = subprocess.run(
@@ -57,7 +71,7 @@ def main() -> None:
         encoding="utf-8",
     )
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
-    console.print(Text.from_ansi(done.stdout.rstrip("\n")))
+    console.print(shortened(Text.from_ansi(done.stdout.rstrip("\n"))))
     console.save_svg(
         str(PICTURE),
         title=" ".join(("gradcheck-suite", *COMMAND)),

@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 from gradcheck_suite import catalogue
-from gradcheck_suite.reporting.explain import explain_markdown, places_of
+from gradcheck_suite.reporting.explain import places_of
 
 PAGE = Path(__file__).with_name("catalogue.md")
+
+_ENTRIES = "gradcheck_suite/catalogue/entries"
 
 _INTRODUCTION = """\
 # The catalogue of mistakes
@@ -19,6 +21,8 @@ it was observed, or is certain on every path. **Warning**: likely, and the findi
 evidence. **Note**: it costs speed or memory, or is a relic. **Fix**: `gradcheck-lint --fix`, some
 with `--unsafe-fixes`, corrects what the example shows. What is **planned** nothing finds yet.
 
+Each code leads to its page: what the mistake does, why it is bad, a program that makes it and one
+that does not, how it is detected, how to silence it and what looking for it costs.
 `gradcheck-suite explain GCS301` and `gradcheck-lint explain GCS301` print the same texts. What is
 said about torch was tried on torch 2.13.
 
@@ -27,13 +31,8 @@ said about torch was tried on torch 2.13.
 
 
 def page() -> str:
-    """Return the whole page as Markdown."""
-    parts = [_INTRODUCTION]
-    parts += [_contents(family) for family in catalogue.FAMILIES]
-    for family in catalogue.FAMILIES:
-        parts.append(f"## {family.title}\n")
-        parts += [explain_markdown(entry, level=3) for entry in catalogue.entries_of(family)]
-    return "\n".join(parts)
+    """Return the page as Markdown, in which each entry leads to its file."""
+    return "\n".join([_INTRODUCTION, *map(_contents, catalogue.FAMILIES)])
 
 
 def main(arguments: list[str]) -> int:
@@ -53,14 +52,14 @@ def main(arguments: list[str]) -> int:
 
 def _contents(family: catalogue.Family) -> str:
     lines = [
-        f"**{family.title}**",
+        f"## {family.title}",
         "",
         "| code | name | severity | found in | fix | the mistake |",
         "|---|---|---|---|---|---|",
     ]
     for entry in catalogue.entries_of(family):
         cells = (
-            f"[{entry.code}](#{entry.code.lower()}-{entry.slug})",
+            f"[{entry.code}](../{_ENTRIES}/{entry.code}-{entry.slug}.md)",
             entry.slug,
             entry.severity.value,
             places_of(entry),

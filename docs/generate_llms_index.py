@@ -72,7 +72,7 @@ def _first_sentence(text: str) -> str:
         is_prose = re.match(r"[A-Za-z*\"]|`[^`]+` \w", block) is not None
         if is_prose and not block.startswith("Written by"):
             line = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(block.split()))
-            return re.split(r"(?<=[.:])\s", line, maxsplit=1)[0].rstrip(".:")
+            return re.split(r"(?<=[.])\s", line, maxsplit=1)[0].rstrip(".:")
     return ""
 
 

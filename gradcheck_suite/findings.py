@@ -237,6 +237,12 @@ class Report:
 
         yield from report_renderables(self, width=options.max_width)
 
+    def _repr_mimebundle_(self, **_chosen: object) -> dict[str, str]:
+        """Draw the report for a notebook."""
+        from gradcheck_suite.reporting import report_mimebundle  # noqa: PLC0415 - as above
+
+        return report_mimebundle(self)
+
 
 class FindingsError(AssertionError):
     """A report holds findings that its reader asked to fail on.

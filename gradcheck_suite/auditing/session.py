@@ -435,6 +435,12 @@ class Session:
             ledger=self._ledger_of_all(),
         )
 
+    def _repr_mimebundle_(self, **_chosen: object) -> dict[str, str]:
+        """Draw what is known by now for a notebook."""
+        from gradcheck_suite.reporting import report_mimebundle  # noqa: PLC0415 - on demand
+
+        return report_mimebundle(self.report)
+
     @property
     def ledger(self) -> Ledger | None:
         """What has happened, as facts; None where nothing that it tells of has."""

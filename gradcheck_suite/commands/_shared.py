@@ -18,7 +18,6 @@ from gradcheck_suite._runtime.exit_codes import (
 )
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.reporting import OUTPUT_FORMATS, write_report, write_report_file
-from gradcheck_suite.reporting.fingerprints import without_known
 from gradcheck_suite.reporting.progress import progress
 from gradcheck_suite.severity import Severity
 
@@ -147,6 +146,8 @@ def emit(
             standard error, so that it is not lost.
     """
     if arguments.diff_against is not None:
+        from gradcheck_suite.reporting.fingerprints import without_known  # noqa: PLC0415 - rare
+
         report = without_known(report, arguments.diff_against)
     fails = arguments.fail_on != NEVER and report.at_least(Severity(arguments.fail_on))
     with own_output(arguments.stdout):

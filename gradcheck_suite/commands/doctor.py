@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -86,6 +84,9 @@ def _refuse_unknown(parts: list[str]) -> None:
 
 
 def _json(found: Installation) -> str:
+    import json  # noqa: PLC0415 - on demand
+    from dataclasses import asdict  # noqa: PLC0415 - as above
+
     document = {
         "schema": SCHEMA_VERSION,
         "tool": "gradcheck-suite doctor",

@@ -10,6 +10,7 @@ import io
 import json
 from collections import Counter
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, TypeAlias
 
 from rich.console import Console
@@ -129,6 +130,11 @@ class GraphDiff:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from diff_renderables(self)
+
+    def _repr_mimebundle_(self, **_chosen: object) -> dict[str, str]:
+        """Draw the comparison for a notebook."""
+        text = str(self)
+        return {"text/plain": text, "text/html": f"<pre>{escape(text)}</pre>"}
 
 
 def diff_graphs(before: AutogradGraph, after: AutogradGraph) -> GraphDiff:

@@ -317,6 +317,11 @@ class AutogradGraph:
         picture = graph_to_svg(self).partition("?>")[2]
         return f'<div style="max-height:640px;overflow:auto">{picture}</div>'
 
+    def _repr_mimebundle_(self, **_chosen: object) -> dict[str, str]:
+        """Draw the graph for a notebook, and for one that shows text alone."""
+        # The repr of a dataclass has every node in it.
+        return {"text/plain": str(self), "text/html": self._repr_html_()}
+
     def __str__(self) -> str:
         from gradcheck_suite.graph.render.text import (  # noqa: PLC0415 - drawn on demand
             graph_to_text,

@@ -18,14 +18,16 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from gradcheck_suite.findings import Report
+    from gradcheck_suite.findings import JSON, Report
 
 __all__ = [
     "OUTPUT_FORMATS",
     "ColorChoice",
     "OutputFormat",
     "format_of_file",
+    "ledger_to_fragment",
     "report_headline",
+    "report_mimebundle",
     "report_renderables",
     "report_to_text",
     "write_report",
@@ -134,6 +136,20 @@ def report_to_text(report: Report) -> str:
     from gradcheck_suite.reporting import console  # noqa: PLC0415 - loads rich
 
     return console.render_plain(report)
+
+
+def report_mimebundle(report: Report) -> dict[str, str]:
+    """Return what a notebook shows for ``report``, by media type."""
+    from gradcheck_suite.reporting import html  # noqa: PLC0415 - on demand
+
+    return {"text/plain": report_to_text(report), "text/html": html.report_fragment(report)}
+
+
+def ledger_to_fragment(ledger: Mapping[str, JSON]) -> str:
+    """Return what a notebook shows for a ledger."""
+    from gradcheck_suite.reporting import html  # noqa: PLC0415 - on demand
+
+    return html.ledger_fragment(ledger)
 
 
 def report_renderables(report: Report, *, width: int) -> Iterable[RenderableType]:

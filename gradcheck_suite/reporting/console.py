@@ -13,6 +13,7 @@ from rich.style import Style
 from rich.text import Text
 
 from gradcheck_suite import catalogue
+from gradcheck_suite._addresses import DOCUMENTATION
 from gradcheck_suite.reporting.concise import place
 from gradcheck_suite.reporting.finding_block import draw_finding, finding_remarks
 from gradcheck_suite.reporting.layout import ASCII, Page, fill, paragraph, wrap
@@ -44,6 +45,7 @@ _PLAIN_WIDTH = 80
 _FEW = 6
 _MOST_ALIKE = 2
 _LEAST_REASON_WIDTH = 24
+_CATALOGUE = f"{DOCUMENTATION}/catalogue.html"
 # Notes that are told one by one: what is merely unusual must not hide what is wrong.
 _MOST_NOTES = 8
 _VERDICT_STYLES = {
@@ -273,12 +275,15 @@ def _figure(key: str, value: JSON) -> str:
 
 
 def _pointer(findings: Iterable[Finding], page: Page) -> Iterator[Text]:
-    """Name the command that explains all that was found, the worst first."""
+    """Name the command that explains all that was found, worst first, and the page on line."""
     codes = [each.code for each in findings if catalogue.find(each.code) is not None]
     if codes:
         command = f"gradcheck-suite explain {' '.join(dict.fromkeys(codes))}"
         sentence = f"Why it matters and what to write: {command}"
         yield from paragraph(sentence, page, style=page.style("faint"))
+        row = Text(" " * page.indent).append(_CATALOGUE, page.style("faint"))
+        if row.cell_len <= page.width:
+            yield row
 
 
 def _conclusion(report: Report, page: Page) -> Iterator[Text]:

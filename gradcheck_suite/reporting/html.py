@@ -6,6 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
+from gradcheck_suite._addresses import page_of
 from gradcheck_suite.reporting.concise import place
 from gradcheck_suite.reporting.ledger import ledger_lines
 from gradcheck_suite.reporting.source import SourceLines
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.findings import JSON, Finding, Location, Related, Report, Verdict
 
-__all__ = ["render"]
+__all__ = ["ledger_fragment", "render", "report_fragment"]
 
 _LINES_AROUND = 3
 # Up to here the passes are shown at once; beyond, they wait to be unfolded.
@@ -32,28 +33,48 @@ def render(report: Report) -> str:
     The page has a light and a dark form, and is readable when printed. Characters that a browser
     would obey or hide are spelled out.
     """
-    sources = SourceLines()
     title = _text(conclusion(report))
-    findings = sorted(report.findings, key=lambda finding: -finding.severity.weight)
-    body = [
-        f"<h1>{title}</h1>",
-        *(_finding(finding, sources) for finding in findings if not _is_note(finding)),
-        *_notes([finding for finding in findings if _is_note(finding)], sources),
-        *_verdicts(report.verdicts),
-        *_sentences("covered", sentences_covered(report)),
-        *_sentences("not covered", report.not_covered),
-        *_ledger(report.ledger),
-        *_summary(report.summary),
-    ]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(body)
+        + "\n".join(_body(report))
         + "\n</main>\n</body>\n</html>\n"
     )
+
+
+def report_fragment(report: Report) -> str:
+    """Return the report as an element that keeps its style to itself, for a notebook.
+
+    Where a viewer takes styles away, as GitHub does, what is left is headings, prose and tables.
+    """
+    return _fragment(_body(report))
+
+
+def ledger_fragment(ledger: Mapping[str, JSON]) -> str:
+    """Return what happened in a run as an element of its own, for a notebook."""
+    return _fragment(_ledger(ledger))
+
+
+def _fragment(body: Iterable[str]) -> str:
+    rules = _STYLE.replace(":root", ":scope").replace("body {", ":scope {")
+    style = f"<style>@scope (.gradcheck-suite) {{{rules}}}</style>"
+    return f'<div class="gradcheck-suite">{style}\n<main>\n' + "\n".join(body) + "\n</main></div>"
+
+
+def _body(report: Report) -> Iterator[str]:
+    sources = SourceLines()
+    findings = sorted(report.findings, key=lambda finding: -finding.severity.weight)
+    yield f"<h1>{_text(conclusion(report))}</h1>"
+    yield from (_finding(finding, sources) for finding in findings if not _is_note(finding))
+    yield from _notes([finding for finding in findings if _is_note(finding)], sources)
+    yield from _verdicts(report.verdicts)
+    yield from _sentences("covered", sentences_covered(report))
+    yield from _sentences("not covered", report.not_covered)
+    yield from _ledger(report.ledger)
+    yield from _summary(report.summary)
 
 
 def _text(text: str) -> str:
@@ -105,7 +126,9 @@ def _finding(finding: Finding, sources: SourceLines) -> str:
     if finding.evidence:
         parts.append(_details("evidence", _figures(finding.evidence)))
     if entry is not None:
-        parts.append(_details(f"why {entry.code} matters", f"<p>{_prose(entry.why)}</p>"))
+        more = f'<p><a href="{page_of(entry.code)}">what {entry.code} is, and what to write</a></p>'
+        why = f"<p>{_prose(entry.why)}</p>"
+        parts.append(_details(f"why {entry.code} matters", why + more))
     parts.append("</section>")
     return "\n".join(part for part in parts if part)
 

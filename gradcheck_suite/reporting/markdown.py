@@ -10,6 +10,8 @@ import re
 import unicodedata
 from typing import TYPE_CHECKING
 
+from gradcheck_suite import catalogue
+from gradcheck_suite._addresses import page_of
 from gradcheck_suite.reporting.concise import place
 from gradcheck_suite.reporting.source import SourceLines
 from gradcheck_suite.reporting.summary import sentences_covered, verdict_and_remarks
@@ -54,11 +56,17 @@ def render(report: Report) -> str:
 
 def _row(finding: Finding) -> tuple[str, ...]:
     return (
-        _escaped(finding.code),
+        _linked(finding.code),
         finding.severity.value,
         _where(finding.location),
         _prose(finding.message),
     )
+
+
+def _linked(code: str) -> str:
+    """Return a code that leads to its page, where the catalogue has it."""
+    shown = _escaped(code)
+    return shown if catalogue.find(code) is None else f"[{shown}]({page_of(code)})"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

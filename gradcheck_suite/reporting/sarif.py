@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
 from gradcheck_suite import catalogue
+from gradcheck_suite._addresses import DOCUMENTATION, page_of
 from gradcheck_suite._version import __version__
 from gradcheck_suite.findings import Location
 from gradcheck_suite.reporting.concise import with_cell
@@ -69,6 +70,7 @@ def to_document(report: Report) -> Document:
                     "driver": {
                         "name": _text(report.tool),
                         "version": __version__,
+                        "informationUri": DOCUMENTATION,
                         "rules": list(rules.values()),
                     }
                 },
@@ -122,6 +124,7 @@ def _rule(finding: Finding) -> Document:
         "shortDescription": {"text": _text(title)},
         "fullDescription": {"text": _text((entry.what if entry else "") or title)},
         "help": _help(entry, title),
+        **({"helpUri": page_of(entry.code)} if entry else {}),
         "defaultConfiguration": {"level": level},
         "properties": {
             "tags": ["autograd", "pytorch"],

@@ -23,6 +23,7 @@ from gradcheck_lint.project.importers import forget_index
 from gradcheck_lint.project.layout import root_of
 from gradcheck_lint.runner import is_excluded
 from gradcheck_suite import catalogue
+from gradcheck_suite._addresses import page_of
 from gradcheck_suite._version import __version__
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.severity import Severity
@@ -375,10 +376,15 @@ def _told(
         message=message,
         severity=_SEVERITIES[finding.severity],
         code=finding.code,
+        code_description=_page(finding.code),
         source=_NAME,
         related_information=related,
         data={"rule": finding.rule, "fixable": finding.fixable},
     )
+
+
+def _page(code: str) -> lsp.CodeDescription | None:
+    return None if catalogue.find(code) is None else lsp.CodeDescription(page_of(code))
 
 
 def _range(location: Location | None, document: TextDocument) -> lsp.Range:

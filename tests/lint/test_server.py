@@ -11,6 +11,7 @@ from pygls.lsp.client import LanguageClient
 from pygls.workspace import Workspace
 
 from gradcheck_lint.server import create_server
+from gradcheck_suite._addresses import page_of
 
 _LEAF = "import torch\nw = torch.ones(3, requires_grad=True)\nw += 1\n"
 
@@ -110,6 +111,7 @@ def test_an_editor_sees_finds_fixes_and_reads(tmp_path):
     assert seen["capabilities"].hover_provider
     leaf, unused = seen["opened"].diagnostics
     assert (leaf.code, leaf.severity, leaf.source) == ("GCS101", 1, "gradcheck-lint")
+    assert leaf.code_description.href == page_of("GCS101")
     assert (leaf.range.start.line, leaf.range.start.character, leaf.range.end.character) == (
         2,
         0,

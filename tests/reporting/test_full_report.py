@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from gradcheck_suite._addresses import DOCUMENTATION
 from gradcheck_suite.findings import Location, Related, Report
 from gradcheck_suite.reporting import report_to_text, write_report
 from gradcheck_suite.severity import Severity
@@ -42,13 +43,14 @@ def test_a_finding_is_told_in_full(reports_of_each_kind):
 
 def test_the_end_of_a_report(reports_of_each_kind):
     lines = report_to_text(reports_of_each_kind["audit"]).splitlines()
-    assert lines[-8:] == [
+    assert lines[-9:] == [
         "",
         "not covered",
         "  - the fused optimizer: its reads cannot be seen",
         "",
         "  seed 1234567, peak 3.0 MiB",
         "  Why it matters and what to write: gradcheck-suite explain GCS301 GCS201 GCS203",
+        f"  {DOCUMENTATION}/catalogue.html",
         "  " + LOOKED_AT.strip("()"),
         "gradcheck-suite audit: 2 errors, 1 warning in train.py",
     ]

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gradcheck_suite import catalogue
+from gradcheck_suite._addresses import DOCUMENTATION, page_of
 from gradcheck_suite.findings import Location, Report, Verdict
 from gradcheck_suite.reporting import html as page
 from gradcheck_suite.reporting import write_report
@@ -16,8 +18,9 @@ VOID = {"meta", "br"}
 OURS = {
     *("html", "head", "meta", "title", "style", "body", "main", "h1", "h2", "p", "b"),
     *("section", "span", "code", "table", "thead", "tbody", "tr", "th", "td", "mark", "details"),
-    *("summary", "ul", "li", "br"),
+    *("summary", "ul", "li", "br", "a"),
 }
+PAGES = {page_of(entry.code) for entry in catalogue.ENTRIES}
 
 
 class Page(html.parser.HTMLParser):
@@ -33,9 +36,10 @@ class Page(html.parser.HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         assert tag in OURS, f"<{tag}> is none of ours"
-        for name, _ in attributes:
+        for name, value in attributes:
             assert not name.startswith("on")
-            assert name not in {"src", "href"}
+            assert name != "src"
+            assert name != "href" or value in PAGES
         if tag not in VOID:
             self.open.append(tag)
 
@@ -76,7 +80,11 @@ def test_the_page_asks_nothing_of_the_network(reports_of_each_kind):
     for report in reports_of_each_kind.values():
         document = page.render(report)
         assert "default-src 'none'" in document
-        assert not re.search(r"https?://|url\(|@import|<script", document)
+        # A link is followed by a reader alone.
+        without_links = re.sub(
+            f'<a href="{DOCUMENTATION}/catalogue/GCS[0-9]{{3}}.html">', "", document
+        )
+        assert not re.search(r"https?://|url\(|@import|<script", without_links)
 
 
 def test_a_finding_shows_message_line_related_place_help_and_reason(reports_of_each_kind):
@@ -87,6 +95,7 @@ def test_a_finding_shows_message_line_related_place_help_and_reason(reports_of_e
     assert "used here train.py:10:9" in text
     assert "help call optimizer.zero_grad() before loss.backward()" in text
     assert "why GCS301 matters" in text
+    assert f'<a href="{page_of("GCS301")}">what GCS301 is' in document
     assert "count 1,200" in text
 
 

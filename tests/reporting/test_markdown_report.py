@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from gradcheck_suite import catalogue
+from gradcheck_suite._addresses import page_of
 from gradcheck_suite.findings import Location, Related, Report, Verdict
 from gradcheck_suite.reporting import markdown
 from gradcheck_suite.severity import Severity
@@ -20,6 +22,9 @@ HOSTILE = (
     'a|b`c`**d**<img src="x">[e](f)![g](h)&lt;~~i~~$j$\\|`k|l\\`\n'
     "## smuggled\r\n```\n| x | y |\x00\x1b[31m\u202e\ud800\n</code>\n1. m"
 )
+
+
+PAGES = {page_of(entry.code) for entry in catalogue.ENTRIES}
 
 
 class Page:
@@ -59,7 +64,9 @@ class Page:
         for child in token.children:
             if child.type == "html_inline":
                 assert child.content in OURS
-            else:
+            elif child.type == "link_open":
+                assert child.attrs["href"] in PAGES
+            elif child.type != "link_close":
                 assert child.type in {"text", "text_special"}, child.type
                 shown.append(child.content)
         return "".join(shown)
@@ -71,11 +78,14 @@ def test_the_whole_of_a_report(reports_of_each_kind):
         "12 steps watched; 1 thing not covered\n\n"
         "| code | severity | place | message |\n"
         "| --- | --- | --- | --- |\n"
-        "| GCS301 | error | <code>train.py:9:9</code> | The gradient of fc.weight was used by "
+        f"| [GCS301]({page_of('GCS301')}) | "
+        "error | <code>train.py:9:9</code> | The gradient of fc.weight was used by "
         "step() and then added to. |\n"
-        "| GCS201 | error | <code>train.py:11</code> | <code>total</code> holds the graph of every "
+        f"| [GCS201]({page_of('GCS201')}) | "
+        "error | <code>train.py:11</code> | <code>total</code> holds the graph of every "
         "step. |\n"
-        "| GCS203 | warning |  | The gradient of fc.weight was used by step() and then added to. "
+        f"| [GCS203]({page_of('GCS203')}) | "
+        "warning |  | The gradient of fc.weight was used by step() and then added to. "
         "|\n\n"
         "### GCS301 missing-zero-grad <code>train.py:9:9</code>\n\n"
         "```text\n"

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradcheck_suite import catalogue
+from gradcheck_suite._addresses import page_of
 from gradcheck_suite.catalogue import Entry
 from gradcheck_suite.findings import Location, Related, Report
 from gradcheck_suite.reporting import sarif
@@ -118,6 +119,7 @@ def test_a_rule_carries_the_texts_of_the_catalogue(make_finding, monkeypatch):
     assert rule["shortDescription"]["text"] == "a consumed gradient is used again"
     assert rule["fullDescription"]["text"] == "What it does."
     assert "```python\noptimizer.zero_grad()\n```" in rule["help"]["markdown"]
+    assert rule["helpUri"] == page_of("GCS301")
     assert "Use instead:\noptimizer.zero_grad()" in rule["help"]["text"]
 
 

@@ -201,6 +201,12 @@ class Ledger:
         """Return it as dicts, lists and scalars."""
         return {key: _plain(value) for key, value in asdict(self).items()}
 
+    def _repr_html_(self) -> str:
+        """Draw it for a notebook."""
+        from gradcheck_suite.reporting import ledger_to_fragment  # noqa: PLC0415 - on demand
+
+        return ledger_to_fragment(self.to_dict())
+
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):

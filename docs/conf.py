@@ -1,0 +1,23 @@
+"""Settings of Sphinx for the pages that docs/build_site.py has put together."""
+
+from __future__ import annotations
+
+from gradcheck_suite import __version__
+
+project = "gradcheck-suite"
+version = release = __version__
+copyright = "the gradcheck-suite maintainers"  # noqa: A001 - the name that Sphinx reads
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+# Headings have the addresses that they have on GitHub.
+myst_heading_anchors = 4
+html_theme = "furo"
+html_title = f"gradcheck-suite {__version__}"
+# Pages that open from disk and ask nothing of the network; their sources are in the repository.
+html_copy_source = False
+html_show_sphinx = False
+
+add_module_names = False
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+napoleon_numpy_docstring = False

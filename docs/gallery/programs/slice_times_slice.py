@@ -1,0 +1,33 @@
+"""The same line, written in place or not.
+
+Report: https://github.com/pytorch/pytorch/issues/55980
+
+`x[0] *= y` works, and `x[0] = x[0] * y`, which looks like the same thing, raises in backward. The product
+saves the slice that it has read, and the assignment then writes over it. The answer on the issue was to
+put a `clone()` in between.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class Gate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3)
+
+    def forward(self, x, y):
+        x, y = self.conv(x), self.conv(y).flatten()
+        x[0, :, 0, 0] = x[0, :, 0, 0] * y
+        return x.mean()
+
+
+def main():
+    torch.manual_seed(0)
+    Gate()(torch.ones(1, 3, 3, 3), torch.ones(1, 3, 3, 3)).backward()
+
+
+if __name__ == "__main__":
+    main()
