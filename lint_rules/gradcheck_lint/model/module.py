@@ -273,7 +273,8 @@ class ModuleModel:
         for caller in self.scopes.functions:
             is_being_read = id(caller) in self._readings and id(caller) not in self._finished
             # A model is called by others than its own methods, under any name.
-            is_of_model = name == "forward" and caller.owner is not scope.owner
+            is_other = name == "forward" and caller.owner is not scope.owner
+            is_of_model = is_other and not caller.linked
             is_named = name in caller.words or is_of_model
             if is_named and not is_being_read and id(caller) not in self._asking:
                 yield self.function(caller)

@@ -24,8 +24,8 @@ from gradcheck_lint.project.sources import digest_of, digest_of_list, importers_
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_MOST_CHARACTERS: Final = 30_000
-"""What is read together with a file: some 750 lines, about as much as most files have."""
+_MOST_CHARACTERS: Final = 20_000
+"""What is read together with a file: some 500 lines, about as much as most files have."""
 _FEW_LINES: Final = 25
 _WORDS: Final = frozenset(
     {"torch", "nn", "F", "tensor", "Tensor", "Module", "forward", "backward", "grad", "no_grad"}
