@@ -480,14 +480,35 @@ class ModuleModel:
 
     def _may_name_optimizer(self, scope: FunctionScope) -> bool:
         if self._optimizer_words is None:
-            self._optimizer_words = self.scopes.imports_below("optim") | {"optim"}
+            own = (name for name, owner in self.scopes.classes.items() if self._steps(owner))
+            self._optimizer_words = self.scopes.imports_below("optim") | {"optim"} | set(own)
         return not self._optimizer_words.isdisjoint(scope.words)
 
+    def _steps(self, owner: ClassScope) -> bool:
+        return self.scopes.derives_from(owner, "torch.optim.")
+
     def makes_optimizer(self, node: cst.CSTNode | None) -> bool:
-        """Tell whether this calls an optimizer class of torch."""
+        """Tell whether this calls an optimizer class of torch, or one that derives from it."""
         if not isinstance(node, cst.Call):
             return False
-        return makes_optimizer(self.scopes.resolve_import(dotted_name(node.func) or "") or "")
+        name = dotted_name(node.func) or ""
+        own = self.scopes.classes.get(name)
+        if own is not None:
+            is_scheduler = self.scopes.derives_from(own, "torch.optim.lr_scheduler.")
+            return self.scopes.derives_from(own, "torch.optim.") and not is_scheduler
+        return makes_optimizer(self.scopes.resolve_import(name) or "")
+
+    def mode_at_yield(self, scope: FunctionScope) -> GradMode | None:
+        """Return the grad mode in which a generator hands control to its caller, if it is one."""
+        key = ("mode at yield", id(scope))
+        if key not in self.memo:
+            self.memo[key] = None
+            if any(type(node) is cst.Yield for node in scope.nodes):
+                events = self._block_for_caller(scope, {}).events()
+                modes = {event.mode for event in events if type(event.node) is cst.Yield}
+                self.memo[key] = modes.pop() if len(modes) == 1 else GradMode.UNKNOWN
+        mode: GradMode | None = self.memo[key]
+        return mode
 
     def modes_of_callers(self, scope: FunctionScope) -> frozenset[GradMode]:
         """Return the grad modes that the calls of a function in this file are made in.

@@ -54,6 +54,10 @@ class Surroundings(Protocol):
         """Tell whether nothing that a function of the file returns can have a graph."""
         ...
 
+    def mode_at_yield(self, scope: FunctionScope) -> GradMode | None:
+        """Return the grad mode in which a generator hands control to its caller, if it is one."""
+        ...
+
     def returned_by(self, scope: FunctionScope, given: Mapping[int, Values]) -> Values:
         """Return what a function of the file returns for such arguments."""
         ...
