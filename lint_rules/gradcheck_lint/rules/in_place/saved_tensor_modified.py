@@ -208,5 +208,5 @@ def _severity(
     # Under autocast a layer may have saved a copy of its own.
     is_eager = not function.module.mentions(b"autocast")
     certain = isinstance(use, Backward) and happens and exactly and is_eager
-    certain = certain and id(save.node) in carried_by_all(use.values)
+    certain = certain and _needs(use, id(save.node), in_loop=False)
     return Severity.ERROR if certain else Severity.WARNING

@@ -107,22 +107,19 @@ def _put_back(function: FunctionModel) -> Iterator[Violation]:
     As in `state["w"] = w`: that `.grad` is read shows that it was a leaf before.
     """
     scope = function.scope
-    updates = [node for node in scope.nodes if _updates_itself(node, function)]
+    updates = list(_updates_of_itself(function))
     if not updates or not repeats(function):
         return
-    for update in updates:
-        name = dotted_name(update.targets[0].target)
+    for update, name in updates:
         kept = [
             target
             for node in scope.nodes
             if isinstance(node, cst.Assign)
             for each in node.targets
             for target, value in pairs_of(each.target, node.value)
-            if isinstance(target, cst.Subscript)
-            and value is not None
-            and dotted_name(value) == name
+            if isinstance(target, cst.Subscript) and dotted_name(value) == name
         ]
-        if name is not None and kept and not _is_made_leaf(name, function):
+        if kept and not _is_made_leaf(name, function):
             place = function.module.code(kept[0])
             yield Violation(
                 update,
@@ -143,11 +140,13 @@ def _is_made_leaf(name: str, function: FunctionModel) -> bool:
     )
 
 
-def _updates_itself(node: cst.CSTNode, function: FunctionModel) -> bool:
-    if not isinstance(node, cst.Assign) or len(node.targets) != 1:
-        return False
-    target = node.targets[0].target
-    return isinstance(target, cst.Name) and _is_update(node.value, target.value, function)
+def _updates_of_itself(function: FunctionModel) -> Iterator[tuple[cst.Assign, str]]:
+    """Yield each `w = w - lr * w.grad` with the name."""
+    for node in function.scope.nodes:
+        if isinstance(node, cst.Assign) and len(node.targets) == 1:
+            target = node.targets[0].target
+            if isinstance(target, cst.Name) and _is_update(node.value, target.value, function):
+                yield node, target.value
 
 
 def _updated_on_self(function: FunctionModel) -> Iterator[Violation]:
