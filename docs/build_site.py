@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -81,12 +82,9 @@ def entry_page(entry: catalogue.Entry) -> str:
     parts = [explain_markdown(entry, level=1)]
     rooms = rooms_of(entry)
     if "auditing" in rooms:
-        parts.append(
-            f'In a test that is audited, where it is meant: `autograd_audit.allow("{entry.slug}")`.'
-            if entry.in_source
-            else "## How to silence it\n\nIn a test that is audited, where it is meant: "
-            f'`autograd_audit.allow("{entry.slug}")`.'
-        )
+        if not entry.in_source:
+            parts.append("## How to silence it")
+        parts.append(f'In a test that is audited: `autograd_audit.allow("{entry.slug}")`.')
     costs = [_LINT_COSTS] * entry.in_source + [ROOMS[room] for room in rooms]
     if costs:
         parts += ["## What it costs", "\n".join(f"- {cost}" for cost in costs)]
@@ -98,15 +96,15 @@ def entry_page(entry: catalogue.Entry) -> str:
 
 def rooms_of(entry: catalogue.Entry) -> list[str]:
     """Return the packages whose code names the entry: they find it at run time."""
-    named = re.compile(rf"\bcatalogue\.{entry.slug.upper().replace('-', '_')}\b")
-    return [
-        room
-        for room in ROOMS
-        if any(
-            named.search(path.read_text(encoding="utf-8"))
-            for path in (ROOT / "gradcheck_suite" / room).rglob("*.py")
-        )
-    ]
+    name = entry.slug.upper().replace("-", "_")
+    return [room for room in ROOMS if name in _named_in(room)]
+
+
+@cache
+def _named_in(room: str) -> frozenset[str]:
+    sources = (ROOT / "gradcheck_suite" / room).rglob("*.py")
+    texts = [path.read_text(encoding="utf-8") for path in sources]
+    return frozenset(re.findall(r"\bcatalogue\.([A-Z_]+)\b", "\n".join(texts)))
 
 
 def stories_of(entry: catalogue.Entry) -> list[str]:

@@ -12,7 +12,9 @@ from pathlib import Path
 from gradcheck_suite._addresses import DOCUMENTATION, REPOSITORY
 
 ROOT = Path(__file__).parents[1]
-FILES = ("*.md", "*.toml", "*.yml", "*.yaml", "docs/**/*.md", ".github/**/*.yml")
+FILES = (
+    *("*.md", "*.toml", "*.yml", "*.yaml", "docs/**/*.md", ".github/**/*.yml", "templates/*.yml"),
+)
 
 # Whoever owns the repository. A page served from elsewhere is changed here as well.
 _ADDRESSES = {

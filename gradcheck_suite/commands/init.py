@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gradcheck_suite._runtime.exit_codes import CLEAN, USAGE, writing_output
+from gradcheck_suite._runtime.exit_codes import CLEAN, USAGE, reader_may_leave, writing_output
 from gradcheck_suite.errors import UsageError
 
 if TYPE_CHECKING:
@@ -76,9 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise UsageError(f"init knows no part {part!r}; expected {', '.join(_PARTS)}")
     repository = find_repository(Path.cwd())
     with writing_output():
-        status = _undo(repository) if arguments.undo else _set_up(repository, arguments)
-        sys.stdout.flush()
-    return status
+        return _undo(repository) if arguments.undo else _set_up(repository, arguments)
 
 
 def _set_up(repository: Repository, arguments: argparse.Namespace) -> int:
@@ -111,11 +110,11 @@ def _set_up(repository: Repository, arguments: argparse.Namespace) -> int:
 
 
 def _found(training: Training) -> Iterator[str]:
-    from gradcheck_suite.reporting.text import plural  # noqa: PLC0415 - on demand
+    from gradcheck_suite.reporting.text import plural, visible  # noqa: PLC0415 - on demand
 
     for script in training.scripts[:_SHOWN]:
         loop = f"the loop is {script.framework}'s" if script.framework else "a loop of its own"
-        yield f"found {script.path}:{script.line}, which trains ({loop})"
+        yield f"found {visible(script.path)}:{script.line}, which trains ({loop})"
     more = len(training.scripts) - _SHOWN
     if more > 0:
         yield f"      and {plural(more, 'file')} more that {'trains' if more == 1 else 'train'}"
@@ -148,7 +147,6 @@ def _agreed(changes: Sequence[Change]) -> bool:
             "or --dry-run to see it alone"
         )
     files = ", ".join(change.path for change in changes)
-    sys.stdout.flush()
     sys.stdout.write(f"Write {files}? [y/N] ")
     sys.stdout.flush()
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
@@ -157,6 +155,8 @@ def _agreed(changes: Sequence[Change]) -> bool:
 def _next_steps(
     repository: Repository, training: Training, changes: Sequence[Change]
 ) -> Iterator[str]:
+    from gradcheck_suite.reporting.text import visible  # noqa: PLC0415 - on demand
+
     yield "next:"
     hook = any(change.path == ".pre-commit-config.yaml" for change in changes)
     if hook and not repository.hook_is_installed():
@@ -164,7 +164,7 @@ def _next_steps(
     yield "  gradcheck-lint                        what the source shows now"
     scripts = [script for script in training.scripts if script.is_script]
     if scripts:
-        command = f"gradcheck-suite audit {scripts[0].path}"
+        command = f"gradcheck-suite audit {shlex.quote(visible(scripts[0].path))}"
         yield f"  {command:<36}  what a run of it shows"
     yield "  gradcheck-suite init --undo           takes all of this back"
 
@@ -183,4 +183,7 @@ def _say(*lines: str) -> None:
     from gradcheck_suite.reporting.text import encodable  # noqa: PLC0415 - on demand
 
     text = "".join(f"{line}\n" for line in lines)
-    sys.stdout.write(encodable(text, sys.stdout.encoding))
+    # What is to be written is written, also where nobody reads on about it.
+    with reader_may_leave():
+        sys.stdout.write(encodable(text, sys.stdout.encoding))
+        sys.stdout.flush()

@@ -106,7 +106,8 @@ def append_yaml_item(before: bytes, key: str, item: str, *, name: str) -> Insert
     yaml = _yaml()
     node, document = _composed(yaml, before, name)
     sequence = next((value for found, value in node.value if found.value == key), None)
-    if not isinstance(sequence, yaml.SequenceNode) or not isinstance(document[key], list):
+    is_list = isinstance(sequence, yaml.SequenceNode) and isinstance(document[key], list)
+    if sequence is None or not is_list:
         raise UsageError(f"{name} has no list `{key}`, which the hook belongs in; add it by hand")
     text = before.decode()
     if sequence.flow_style:
@@ -185,7 +186,7 @@ def _lenient(yaml: Any) -> Any:
 
 def _end_of(text: str, sequence: Any) -> int:
     """Return the offset behind the last line of a block, without what follows it."""
-    start = sequence.value[-1].start_mark.index
+    start: int = sequence.value[-1].start_mark.index
     inside = text[start : sequence.end_mark.index]
     kept = [number for number, line in enumerate(inside.split("\n")) if _has_content(line)]
     lines = inside.split("\n")[: kept[-1] + 1]

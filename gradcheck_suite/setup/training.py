@@ -96,9 +96,10 @@ def _sources(root: Path, paths: Iterable[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def _is_test(path: str) -> bool:
-    """Return whether pytest would collect a file, where nobody tells it otherwise."""
-    name = Path(path).name
-    return name.startswith("test_") or name.endswith("_test.py") or name == "conftest.py"
+    """Return whether a file is a test, or lies with the tests, by the names that pytest goes by."""
+    *folders, name = Path(path).parts
+    is_collected = name.startswith("test_") or name.endswith("_test.py") or name == "conftest.py"
+    return is_collected or not {"tests", "test"}.isdisjoint(folders)
 
 
 def _folder_of(tests: list[str]) -> str | None:

@@ -11,6 +11,7 @@ from gradcheck_suite.findings import Severity
 from tests.auditing.loops import (  # noqa: F401 - they fill the bank
     adversaries,
     agents,
+    averages,
     by_hand,
     checkpoints,
     clipping,
@@ -109,6 +110,7 @@ WORDS = {
     "noise_of_numpy": ("warning", "with other random numbers (NumPy's generator)"),
     "evaluated_between_forward_and_backward": ("warning", "in another mode"),
     "stepped_between_forward_and_backward": ("error", "with 4 parameters changed since, 4 times"),
+    "average_without_buffers": ("warning", "running mean 0 and variance 1 that it was made with"),
     "scheduler_first": ("warning", "StepLR.step() ran before the first SGD.step()"),
     "head_replaced": ("error", "(`model[2].weight`, `model[2].bias`) that no optimizer owns"),
     "layer_added_late": ("warning", "though Adam trains other parameters of the same model"),

@@ -124,6 +124,12 @@ def _best(names: ModuleType) -> Found:
     return audited(lambda: names.fit(nn.Linear(8, 1), batches(), lambda _: next(losses)))
 
 
+def _averaged(names: ModuleType) -> Found:
+    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return audited(lambda: names.train(model, optimizer, batches()))
+
+
 def _module(make: Callable[[ModuleType], nn.Module], *shape: int) -> Program:
     """Train a module that a source defines."""
 
@@ -516,6 +522,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS701": (_fitted,),
     "GCS702": (_fitted,),
     "GCS703": (lambda names: audited(lambda: _run_in_eval(names)),),
+    "GCS704": (_averaged,),
     "GCS902": (_predicted,),
     "GCS903": (_logged,),
 }

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gradcheck_suite import __version__
+from gradcheck_suite._addresses import REPOSITORY
 
 ROOT = Path(__file__).parents[2]
 CHANGELOG = """\
@@ -154,12 +155,14 @@ def test_two_builds_and_the_way_by_the_sdist_give_the_same_bytes(distributions):
 
 
 @pytest.mark.slow
-def test_the_page_is_markdown_and_all_files_have_one_time(distributions):
+def test_the_metadata_name_the_repository_and_all_files_have_one_time(distributions):
     (wheel,) = distributions.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (each for each in archive.namelist() if each.endswith("dist-info/METADATA"))
         metadata = message_from_bytes(archive.read(name))
         dates = {info.date_time for info in archive.infolist()}
+    addresses = dict(entry.split(", ") for entry in metadata.get_all("Project-URL"))
+    assert addresses["Repository"] == REPOSITORY
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert "# gradcheck-suite" in metadata.get_payload()
     assert len(dates) == 1

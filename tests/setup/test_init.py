@@ -406,3 +406,28 @@ def test_tests_that_do_not_name_torch_are_not_audited(project, ask):
     shutil.rmtree(project / "tests")
     _, out, _ = ask("pytest", "--yes")
     assert "pytest: there are no tests here" in out
+
+
+def test_a_reader_who_leaves_keeps_nothing_from_being_written(project):
+    command = [sys.executable, "-m", "gradcheck_suite", "init", "--yes"]
+    ours = Path(__file__).parents[2]
+    path = os.pathsep.join(map(str, (ours, ours / "lint_rules", ours / "pytest_plugin")))
+    process = subprocess.Popen(
+        command,
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() == 0
+    assert everything_in(project).keys() >= ALL
+
+
+def test_a_script_with_spaces_is_named_as_a_shell_takes_it(project, ask):
+    (project / "train.py").rename(project / "train me\x1b.py")
+    _, out, _ = ask("settings", "--yes")
+    assert "\n  gradcheck-suite audit 'train me\\x1b.py'" in out
+    assert "\x1b" not in out

@@ -95,7 +95,7 @@ def test_scripts_come_first_and_those_called_train_before_others(tmp_path):
 def test_tests_and_ignored_files_train_nothing(tmp_path):
     subprocess.run(["git", "init", str(tmp_path)], check=True, capture_output=True)
     (tmp_path / ".gitignore").write_text("old/\n")
-    for path in ("old/train.py", "venv/train.py", "tests/test_train.py", "tests/conftest.py"):
+    for path in ("old/train.py", "venv/train.py", "tests/test_train.py", "tests/data/loop.py"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(TRAINS["a loop that the last line starts"][0])
     found = find_training(tmp_path)

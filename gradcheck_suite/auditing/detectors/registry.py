@@ -46,6 +46,9 @@ from gradcheck_suite.auditing.detectors.memory.retain_graph import RetainGraphDe
 from gradcheck_suite.auditing.detectors.memory.state_not_detached import StateNotDetached
 from gradcheck_suite.auditing.detectors.memory.unused_graphs import UnusedGraphDetector
 from gradcheck_suite.auditing.detectors.mode.dropout_ignores_eval import DropoutIgnoresEvalDetector
+from gradcheck_suite.auditing.detectors.mode.initial_statistics import (
+    InitialStatisticsDetector,
+)
 from gradcheck_suite.auditing.detectors.mode.stuck_in_eval import StuckInEvalDetector
 from gradcheck_suite.auditing.detectors.mode.train_mode_in_eval import TrainModeInEvalDetector
 from gradcheck_suite.auditing.detectors.refusals.refused_by_torch import RefusedByTorchDetector
@@ -129,6 +132,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         TrainModeInEvalDetector(recorder, windows),
         StuckInEvalDetector(recorder, windows),
         DropoutIgnoresEvalDetector(),
+        InitialStatisticsDetector(recorder),
         ParameterNotOptimizedDetector(recorder, windows, leaves),
         ParameterInTwoOptimizersDetector(windows, names),
         SharedMemoryDetector(recorder.optimizers, names),

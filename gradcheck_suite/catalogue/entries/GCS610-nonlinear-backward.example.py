@@ -8,4 +8,4 @@ class Identity(Function):
 
     @staticmethod
     def backward(ctx, grad_output):
-        return grad_output.clamp(-1, 1)
+        return grad_output.clamp(-1, 1)  # GCS610

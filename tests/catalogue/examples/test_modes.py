@@ -55,6 +55,15 @@ def test_gcs703_drops_values_after_eval(example, instead):
         assert same is is_fixed
 
 
+def test_gcs704_statistics_stay_as_they_were_made(example, instead):
+    for names, is_fixed in ((example("GCS704"), False), (instead("GCS704"), True)):
+        model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+        average = names.Average(model)
+        model(torch.randn(8, 4) + 5.0)
+        average.update(model)
+        assert torch.equal(average.model[1].running_mean, torch.zeros(3)) is not is_fixed
+
+
 def test_gcs901_returns_a_plain_tensor(example, instead):
     for names in (example("GCS901"), instead("GCS901")):
         weights = names.weights(3)

@@ -17,6 +17,8 @@ from gradcheck_lint.model.function_class import (
 from gradcheck_lint.model.syntax import (
     ASSIGNING,
     assigned_once,
+    assigned_pairs,
+    bound_names,
     dotted_name,
     is_none,
     positional,
@@ -24,7 +26,7 @@ from gradcheck_lint.model.syntax import (
 )
 from gradcheck_lint.model.values import Kind, all_are
 from gradcheck_lint.rules._rule import Rule, Violation
-from gradcheck_lint.rules.custom_function.none_gradient.needed_gradients import guards_in
+from gradcheck_lint.rules.custom_function.none_gradient.needed_gradients import Guard, guards_in
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -50,6 +52,8 @@ class NoneGradient(Rule):
             if guard.index >= len(known.inputs):
                 continue
             guarded = {places[name] for name in guard.names if name in places} | guard.places
+            if guard.index in guarded:
+                yield from _guarded_with_another(function, guard, places)
             if len(guarded) != 1 or guard.index in guarded:
                 continue
             (place,) = guarded
@@ -62,6 +66,43 @@ class NoneGradient(Rule):
             )
         yield from _lost(function, places)
         yield from _refused(function, known)
+
+
+def _guarded_with_another(
+    function: FunctionModel, guard: Guard, places: dict[str, int]
+) -> Iterator[Violation]:
+    """Yield a gradient that is computed only if another input needs one."""
+    elsewhere = _given_outside(function, guard)
+    lost = sorted((places[name], name) for name in guard.names - elsewhere if name in places)
+    for place, name in lost:
+        if place != guard.index:
+            yield Violation(
+                guard.test,
+                f"`{name}`, the gradient of input {place} of forward, is computed only if input "
+                f"{guard.index} needs one: it is None where input {place} alone needs one, as "
+                "behind data or a frozen layer",
+                Severity.WARNING,
+                f"ask `ctx.needs_input_grad[{place}]` as well",
+            )
+            return
+
+
+def _given_outside(function: FunctionModel, guard: Guard) -> frozenset[str]:
+    """Return the names that get anything but None outside of what a guard guards."""
+    inside = {
+        id(each)
+        for node in function.scope.nodes
+        if isinstance(node, cst.If) and node.test is guard.test
+        for each in walk(node.body)
+    }
+    return frozenset(
+        name
+        for node in function.scope.nodes
+        if isinstance(node, (cst.Assign, cst.AnnAssign, cst.AugAssign)) and id(node) not in inside
+        for target, value in assigned_pairs(node) or [(getattr(node, "target", node), node)]
+        if not is_none(value)
+        for name in bound_names(target)
+    )
 
 
 def _places(function: FunctionModel) -> dict[str, int]:

@@ -113,9 +113,10 @@ def _asked(test: cst.BaseExpression, answers: dict[str, int]) -> int | None:
 
 def _assigned(node: cst.If) -> set[str]:
     return {
-        target.target.value
+        name
         for small in small_statements(node.body)
         if isinstance(small, cst.Assign)
         for target in small.targets
-        if isinstance(target.target, cst.Name)
+        for name in bound_names(target.target)
+        if "." not in name
     }

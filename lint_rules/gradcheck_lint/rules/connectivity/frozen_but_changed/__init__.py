@@ -9,7 +9,6 @@ import libcst as cst
 
 from gradcheck_lint.model.nearness import BACKWARD
 from gradcheck_lint.model.syntax import (
-    boolean,
     dotted_name,
     first_word,
     last_word,
@@ -17,6 +16,11 @@ from gradcheck_lint.model.syntax import (
     walk,
 )
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.connectivity.frozen_but_changed.held_parts import (
+    held_parts,
+    switches,
+    undone_for,
+)
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -42,6 +46,10 @@ class FrozenButChanged(Rule):
             for each in classes
         ):
             return
+        if scope.name.rpartition(".")[2] == "__init__":
+            yield from _parts_of_class(function)
+        if not module.matches(_HAS_STATISTICS):
+            return
         for call, part in _held_in_eval(function):
             for place in _places(function, call, part):
                 undoing = _undone_by(function, place)
@@ -57,7 +65,23 @@ class FrozenButChanged(Rule):
                     break
 
 
-_HAS_MODES: Final = re.compile(rb"BatchNorm|resnet|mobilenet|efficientnet|densenet|regnet")
+_HAS_STATISTICS: Final = re.compile(rb"BatchNorm|resnet|mobilenet|efficientnet|densenet|regnet")
+_HAS_MODES: Final = re.compile(rb"Dropout|" + _HAS_STATISTICS.pattern)
+
+
+def _parts_of_class(function: FunctionModel) -> Iterator[Violation]:
+    """Yield the frozen parts of a module that train() of the whole puts back in training mode."""
+    for call, part in held_parts(function):
+        undoing = undone_for(function, part)
+        if undoing is not None:
+            yield Violation(
+                call,
+                f"`{dotted_name(undoing.func)}()` puts `{part}` back in training mode with the "
+                "rest: dropout in it is active, and batch norm follows the new data, frozen or not",
+                Severity.WARNING,
+                f"override train(), and call `{part}.eval()` there",
+                ((undoing, "undone here"),),
+            )
 
 
 class _Place(NamedTuple):
@@ -77,7 +101,7 @@ def _held_in_eval(function: FunctionModel) -> Iterator[tuple[cst.Call, str]]:
             for test in walk(loop.body):
                 if isinstance(test, cst.If) and "BatchNorm" in function.module.text(test.test):
                     for call in walk(test.body):
-                        if _switches(call) is False:
+                        if switches(call) is False:
                             yield call, dotted_name(modules.value) or ""  # type: ignore[misc]
     frozen = {
         dotted_name(loop.iter.func.value)
@@ -88,23 +112,11 @@ def _held_in_eval(function: FunctionModel) -> Iterator[tuple[cst.Call, str]]:
         and "requires_grad" in function.module.code(loop.body)
     }
     for call in function.scope.nodes:
-        if isinstance(call, cst.Call) and _switches(call) is False:
+        if isinstance(call, cst.Call) and switches(call) is False:
             assert isinstance(call.func, cst.Attribute)
             name = dotted_name(call.func.value)
             if name in frozen and name is not None and "." in name:
                 yield call, name
-
-
-def _switches(node: cst.CSTNode) -> bool | None:
-    """Return True for ``x.train()``, False for ``x.eval()``, None for anything else."""
-    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
-        return None
-    if node.func.attr.value == "eval" and not node.args:
-        return False
-    if node.func.attr.value == "train":
-        is_on = not node.args or boolean(node.args[0].value) is True
-        return True if is_on else None
-    return None
 
 
 def _places(function: FunctionModel, call: cst.Call, part: str) -> Iterator[_Place]:
@@ -137,7 +149,7 @@ def _undone_by(function: FunctionModel, place: _Place) -> cst.Call | None:
             continue
         nodes = list(other.scope.nodes)
         for index, node in enumerate(nodes):
-            if _switches(node) is not True:
+            if switches(node) is not True:
                 continue
             assert isinstance(node, cst.Call)
             assert isinstance(node.func, cst.Attribute)
@@ -158,7 +170,7 @@ def _undone_by(function: FunctionModel, place: _Place) -> cst.Call | None:
 
 def _is_part_in_eval(node: cst.CSTNode, model: str) -> bool:
     """Return whether a part of a model, or something that is not known, is put in eval mode."""
-    if _switches(node) is not False:
+    if switches(node) is not False:
         return False
     assert isinstance(node, cst.Call)
     assert isinstance(node.func, cst.Attribute)
