@@ -72,13 +72,6 @@ def given_by_callers(
     return {parameter: values for parameter, values in (found or {}).items() if values}
 
 
-def parameters_told(
-    scope: FunctionScope, given: Mapping[int, Values], recorder: Recorder
-) -> dict[int, Values]:
-    """Return what the parameters of a function are in one call, as the function knows them."""
-    return _Parameters(recorder, given).told(_defaults_of(scope) - given.keys())
-
-
 def _calls_of(module: ModuleModel, scope: FunctionScope) -> Iterator[Mapping[int, Values]]:
     """Yield what each call of a function in the file gives to its parameters."""
     for caller in module.callers_of(scope):

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import libcst as cst
 
 from gradcheck_lint.model.attributes import class_assignments, collect_attributes
-from gradcheck_lint.model.callers import given_by_callers, parameters_told
+from gradcheck_lint.model.callers import given_by_callers
 from gradcheck_lint.model.expressions import read
 from gradcheck_lint.model.flow import Block, Call, Event, GradMode, Loop, Return
 from gradcheck_lint.model.grad_mode import initial_mode
 from gradcheck_lint.model.nearness import CUTS, Nearness
 from gradcheck_lint.model.reading import Reading
-from gradcheck_lint.model.returning import returned_by, returns_plainly
+from gradcheck_lint.model.returning import returned_by, returns_plainly, without_forwards
 from gradcheck_lint.model.scopes import ClassScope, FunctionScope, LinkedTree, Scopes
 from gradcheck_lint.model.state import Recorder
 from gradcheck_lint.model.statements import StatementReader
@@ -434,20 +434,27 @@ class ModuleModel:
             self.memo[key] = NOTHING
             if not isinstance(scope.node, cst.Module) and returns_plainly(scope):
                 self._depth += 1
-                block = self._block_for_caller(scope, given if with_graph else _NOT_KNOWN)
-                self.memo[key] = returned_by(block)
+                found = returned_by(self._block_for_caller(scope, with_graph))
+                self.memo[key] = without_forwards(found, with_graph)
                 self._depth -= 1
-        found: Values = self.memo[key]
-        return found
+        known: Values = self.memo[key]
+        return known
 
-    def _block_for_caller(self, scope: FunctionScope, given: Mapping[int, Values]) -> Block:
-        if id(scope) in self._finished and not given:
+    def _block_for_caller(
+        self, scope: FunctionScope, with_graph: frozenset[int] = frozenset()
+    ) -> Block:
+        """Read a function for a call that gives some of its parameters a graph."""
+        if id(scope) in self._finished and not with_graph:
             return self.function(scope).block
         # Not kept: what is known of its callers and of the functions around it isn't complete yet.
         mode = initial_mode(self.scopes, scope)
         recorder = Recorder(interned=self._interned, unrecorded=self.unrecorded)
         reading = Reading(scope, self, mode, recorder)
-        _bind_parameters(reading, parameters_told(scope, given, recorder) if given else given)
+        given = {
+            known: frozenset({recorder.value(Kind.UNKNOWN, scope.node, **_computed(known))})
+            for known in with_graph
+        }
+        _bind_parameters(reading, given)
         assert not isinstance(scope.node, cst.Module)
         StatementReader(reading).read_body(scope.node.body)
         return recorder.block
@@ -504,7 +511,7 @@ class ModuleModel:
         if key not in self.memo:
             self.memo[key] = None
             if any(type(node) is cst.Yield for node in scope.nodes):
-                events = self._block_for_caller(scope, {}).events()
+                events = self._block_for_caller(scope).events()
                 modes = {event.mode for event in events if type(event.node) is cst.Yield}
                 self.memo[key] = modes.pop() if len(modes) == 1 else GradMode.UNKNOWN
         mode: GradMode | None = self.memo[key]
@@ -563,6 +570,16 @@ class ModuleModel:
         calls: dict[Hashable, list[tuple[GradMode, FunctionScope]]] = self.memo[key]
         by_name = scope.name.rpartition(".")[2] if scope.owner is not None else None
         return [*calls.get(id(scope), []), *calls.get(by_name, [])]
+
+
+def _computed(parameter: int) -> dict[str, Any]:
+    """Return what is known of a parameter that a model has computed: it went through something."""
+    return {
+        "site": parameter,
+        "loops": (),
+        "origin": Origin.ARGUMENT,
+        "through": frozenset({parameter}),
+    }
 
 
 def _has_graph(values: Values) -> bool:

@@ -61,6 +61,21 @@ def returned_by(block: Block) -> Values:
     return found
 
 
+def without_forwards(values: Values, forwards: frozenset[int]) -> Values:
+    """Return values that went through none of some forwards, which each caller has its own of."""
+    if not forwards:
+        return values
+    return frozenset(
+        replace(
+            value,
+            through=value.through - forwards,
+            parts=tuple(without_forwards(part, forwards) for part in value.parts),
+            entries=tuple((key, without_forwards(held, forwards)) for key, held in value.entries),
+        )
+        for value in values
+    )
+
+
 def returns_plainly(scope: FunctionScope) -> bool:
     """Tell whether a call of a function runs its body and returns what that returns."""
     node = scope.node
