@@ -35,13 +35,14 @@ class AccumulationMismatch(Rule):
                 if backward is None or backward.by_engine or _is_scaled(function, count, backward):
                     continue
                 text = function.module.code(count)
-                is_named = _ACCUMULATION.search(text.lower()) is not None
+                if _ACCUMULATION.search(text.lower()) is None:
+                    continue  # a batch of episodes, or of whatever else is meant to be summed
                 yield Violation(
                     backward.node,
                     f"the step comes every `{text}` batches and uses the sum of their gradients, "
                     "for the loss is not divided by that number: it is as large as with a learning "
                     "rate so many times as high",
-                    Severity.WARNING if is_named else Severity.NOTE,
+                    Severity.WARNING,
                     f"differentiate `loss / {text}`",
                     ((branch.test or backward.node, "the step waits for this"),),
                 )
@@ -64,10 +65,10 @@ def _accumulated(loop: Loop, branch: Branch) -> Backward | None:
     """Return the one backward() of each iteration, if only the branch steps and zeroes."""
     inside = {id(event) for event in branch.arms[0].events()}
     outside = [event for event in loop.body.events() if id(event) not in inside]
-    steps = any(isinstance(event, Step) for event in branch.arms[0].events())
-    again = any(isinstance(event, Backward) for event in branch.arms[0].events())
+    kinds = {type(event) for event in branch.arms[0].events()}
+    steps = Step in kinds and ZeroGrad in kinds
     backwards = [event for event in outside if isinstance(event, Backward)]
-    if not steps or again or not backwards or any(map(_ends_window, outside)):
+    if not steps or Backward in kinds or not backwards or any(map(_ends_window, outside)):
         return None
     first = backwards[0]
     return None if first.expects_error or first.partial else first
