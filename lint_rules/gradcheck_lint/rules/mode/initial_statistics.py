@@ -46,8 +46,8 @@ class InitialStatistics(Rule):
             if follower is not None and _only_evaluates(last_word(follower), module):
                 yield Violation(
                     node,
-                    f"the parameters of `{follower}` follow those of another model, and its buffers "
-                    "do not: in evaluation mode batch norm in it normalizes by the running "
+                    f"the parameters of `{follower}` follow those of another model, and its "
+                    "buffers do not: in evaluation mode batch norm in it normalizes by the running "
                     "statistics that it was made with",
                     Severity.WARNING if is_likely else Severity.NOTE,
                     "copy the buffers as well: `for a, b in zip(average.buffers(), "
