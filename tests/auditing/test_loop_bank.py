@@ -27,6 +27,7 @@ from tests.auditing.loops import (  # noqa: F401 - they fill the bank
     schedules,
     sixteen_bits,
     surroundings,
+    swapped_weights,
     terms,
 )
 from tests.auditing.loops.bank import BUGGY, CLEAN
@@ -91,6 +92,12 @@ def test_the_bank_is_large_enough():
 
 
 WORDS = {
+    "workers_whose_gradients_are_shared_and_never_cleared": (
+        "error",
+        "of 4 parameters that no optimizer owns and that Adam.step() had used already",
+    ),
+    "numbers_written_over_nan": ("warning", "infinity reached parameters in 2 backward()"),
+    "hooks_of_parameters_that_write_over_nan": ("warning", "what is replaced trains nothing"),
     "penalty_as_a_number": ("warning", "`0.1 * penalty` adds to the value of the loss and nothing"),
     "divergence_without_recording": ("warning", "recording is off where it is computed"),
     "rate_that_is_rounded": ("warning", "the slope of `torch.round(...)` is zero everywhere"),
@@ -111,6 +118,7 @@ WORDS = {
     "evaluated_between_forward_and_backward": ("warning", "in another mode"),
     "stepped_between_forward_and_backward": ("error", "with 4 parameters changed since, 4 times"),
     "average_without_buffers": ("warning", "running mean 0 and variance 1 that it was made with"),
+    "average_that_is_not_taken_back": ("warning", "and training went on from them, 2 times"),
     "scheduler_first": ("warning", "StepLR.step() ran before the first SGD.step()"),
     "head_replaced": ("error", "(`model[2].weight`, `model[2].bias`) that no optimizer owns"),
     "layer_added_late": ("warning", "though Adam trains other parameters of the same model"),

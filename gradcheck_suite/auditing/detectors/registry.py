@@ -18,10 +18,14 @@ from gradcheck_suite.auditing.detectors.connectivity.frozen_leaves import Frozen
 from gradcheck_suite.auditing.detectors.connectivity.grad_read_on_non_leaf import (
     GradReadOnNonLeafDetector,
 )
+from gradcheck_suite.auditing.detectors.connectivity.nothing_loaded import NothingLoadedDetector
 from gradcheck_suite.auditing.detectors.connectivity.parameter_without_gradient import (
     ParameterWithoutGradientDetector,
 )
 from gradcheck_suite.auditing.detectors.connectivity.repeated_layer import RepeatedLayerDetector
+from gradcheck_suite.auditing.detectors.connectivity.zero_derivative import (
+    ZeroDerivativeDetector,
+)
 from gradcheck_suite.auditing.detectors.corruption.copy_onto_itself import CopyOntoItselfDetector
 from gradcheck_suite.auditing.detectors.corruption.non_finite_gradient import (
     NonFiniteGradientDetector,
@@ -32,6 +36,7 @@ from gradcheck_suite.auditing.detectors.corruption.recomputed_differently import
 from gradcheck_suite.auditing.detectors.corruption.saved_tensor_modified import (
     SavedTensorModifiedDetector,
 )
+from gradcheck_suite.auditing.detectors.corruption.shared_state import SharedStateDetector
 from gradcheck_suite.auditing.detectors.corruption.slice_write_in_loop import (
     SliceWriteInLoopDetector,
 )
@@ -53,6 +58,9 @@ from gradcheck_suite.auditing.detectors.mode.stuck_in_eval import StuckInEvalDet
 from gradcheck_suite.auditing.detectors.mode.train_mode_in_eval import TrainModeInEvalDetector
 from gradcheck_suite.auditing.detectors.refusals.refused_by_torch import RefusedByTorchDetector
 from gradcheck_suite.auditing.detectors.step_order.clip_misplaced import ClipMisplacedDetector
+from gradcheck_suite.auditing.detectors.step_order.handed_over_gradients import (
+    HandedOverGradientsDetector,
+)
 from gradcheck_suite.auditing.detectors.step_order.learning_rate_zero import (
     LearningRateZeroDetector,
 )
@@ -84,9 +92,14 @@ from gradcheck_suite.auditing.detectors.step_order.step_without_effect import (
     StepWithoutEffectDetector,
 )
 from gradcheck_suite.auditing.detectors.step_order.uneven_window import UnevenWindowDetector
+from gradcheck_suite.auditing.detectors.step_order.weights_not_restored import (
+    WeightsNotRestoredDetector,
+)
 from gradcheck_suite.auditing.detectors.step_order.zero_grad_misplaced import (
     ZeroGradMisplacedDetector,
 )
+from gradcheck_suite.auditing.distributed.step_records import StepRecords
+from gradcheck_suite.auditing.distributed.unreduced_shards import UnreducedShardsDetector
 from gradcheck_suite.auditing.events import SessionEnded
 from gradcheck_suite.auditing.ledger.observer import LedgerObserver
 from gradcheck_suite.auditing.object_names.tensor_names import ParameterNames
@@ -105,6 +118,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
     """Make the detectors of an audit; what others read comes before them."""
     leaves = LeafRecords(recorder)
     carried = StateNotDetached(recorder)
+    handed_over = HandedOverGradientsDetector(recorder, leaves)
     windows = AccumulationWindows(recorder)
     scaled = ScaledLosses(windows)
     without_backward = StepWithoutBackwardDetector(windows, recorder.optimizers)
@@ -114,12 +128,14 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
     rates = LearningRateZeroDetector(recorder.optimizers, windows, leaves, names)
     return (
         leaves,
+        UnreducedShardsDetector(recorder, names),
         SavedTensorModifiedDetector(recorder, names, carried),
         SliceWriteInLoopDetector(recorder.write_log),
         CopyOntoItselfDetector(recorder, names),
         RecomputedDifferentlyDetector(),
         MissingZeroGradDetector(recorder, names),
-        MissingZeroGradByHandDetector(recorder, names),
+        handed_over,
+        MissingZeroGradByHandDetector(recorder, names, handed_over),
         windows,
         scaled,
         ZeroGradMisplacedDetector(recorder, windows),
@@ -136,26 +152,31 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         ParameterNotOptimizedDetector(recorder, windows, leaves),
         ParameterInTwoOptimizersDetector(windows, names),
         SharedMemoryDetector(recorder.optimizers, names),
+        SharedStateDetector(recorder.optimizers, windows),
         rates,
         StepWithoutEffectDetector(recorder.optimizers, rates),
         LostUpdatesDetector(windows),
         StepInsideAutocastDetector(),
+        WeightsNotRestoredDetector(recorder, windows),
         DeclaredFrozenDetector(recorder),
         FrozenParameterDetector(windows, names),
         FrozenStatisticsDetector(names),
         FrozenLeavesDetector(windows, leaves),
         GradReadOnNonLeafDetector(),
         RepeatedLayerDetector(),
+        NothingLoadedDetector(),
         GraphKeptDetector(recorder, carried),
         GraphWithoutBackwardDetector(recorder),
         without_gradient,
         losses,
+        ZeroDerivativeDetector(recorder),
         NonFiniteGradientDetector(recorder, names),
         UnusedGraphDetector(recorder),
         RetainGraphDetector(),
         contract,
         FunctionCallDetector(recorder, contract),
         RefusedByTorchDetector(),
+        StepRecords(recorder, windows, leaves, names),
         LedgerObserver(recorder, windows, leaves, losses),
     )
 
