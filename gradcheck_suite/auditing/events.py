@@ -36,6 +36,7 @@ LossScaled                 after ``GradScaler.scale(...)``, once for each outerm
 GradientsUnscaled          after ``GradScaler.unscale_(optimizer)``; one that raises says so
 ScalerStepped              after ``GradScaler.step(optimizer)``
 ScalerUpdated              after ``GradScaler.update()``
+OptimizerStateLoaded       after ``optimizer.load_state_dict(...)``
 SchedulerStepped           after ``scheduler.step()``; not for the one in its constructor
 ModeChanged                after the outermost ``module.train(...)`` or ``module.eval()``
 ForwardFinished            after the outermost call of a module, in the first 8 steps
@@ -47,6 +48,7 @@ TorchWarned                at any other warning that is shown, recorded or logge
 AutocastEntered            when autocast is entered where it was off
 GradModeChanged            at ``no_grad``, ``inference_mode``, ``enable_grad``, ``set_grad_enabled``
 StateTaken                 after the outermost ``module.state_dict()``
+StateLoaded                after the outermost ``module.load_state_dict(...)`` that did not raise
 CopiedOntoItself           after ``copy_`` from the very memory that it writes
 Written                    after an in-place call outside ``optimizer.step()``
 IndexedAssigned            after a slice or element of a tensor that requires grad was assigned to
@@ -109,6 +111,7 @@ __all__ = [
     "NonLeafGradientRead",
     "NonLeafRefused",
     "OptimizerConstructed",
+    "OptimizerStateLoaded",
     "ParameterGroupAdded",
     "RecomputedDifferently",
     "SavedTensorCorrupted",
@@ -117,6 +120,7 @@ __all__ = [
     "ScalerUpdated",
     "SchedulerStepped",
     "SessionEnded",
+    "StateLoaded",
     "StateTaken",
     "StepFinished",
     "StepMarked",
@@ -146,6 +150,13 @@ class NonLeafRefused(NamedTuple):
 
 class ParameterGroupAdded(NamedTuple):
     """An optimizer was given another group, its last now."""
+
+    optimizer: Optimizer
+    site: CallSite | None
+
+
+class OptimizerStateLoaded(NamedTuple):
+    """An optimizer was given a state, whose tensors it does not copy where they fit."""
 
     optimizer: Optimizer
     site: CallSite | None
@@ -441,6 +452,24 @@ class StateTaken(NamedTuple):
     site: CallSite | None
 
 
+class StateLoaded(NamedTuple):
+    """A module was given a state, of whose entries those were taken that fit.
+
+    Attributes:
+        module: what was loaded into.
+        given: how many entries the state has.
+        missing: the names that the module has and the state has not.
+        unexpected: the names that the state has and the module has not.
+        site: where it was called.
+    """
+
+    module: nn.Module
+    given: int
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    site: CallSite | None
+
+
 class CopiedOntoItself(NamedTuple):
     """A tensor was copied onto memory that is its own, so that nothing has changed."""
 
@@ -516,6 +545,7 @@ class SessionEnded(NamedTuple):
 Event: TypeAlias = (
     OptimizerConstructed
     | ParameterGroupAdded
+    | OptimizerStateLoaded
     | GradientsCleared
     | BackwardStarted
     | BackwardFailed
@@ -546,6 +576,7 @@ Event: TypeAlias = (
     | RecomputedDifferently
     | GradModeChanged
     | StateTaken
+    | StateLoaded
     | CopiedOntoItself
     | Written
     | IndexedAssigned

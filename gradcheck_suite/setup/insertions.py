@@ -106,7 +106,8 @@ def append_yaml_item(before: bytes, key: str, item: str, *, name: str) -> Insert
     yaml = _yaml()
     node, document = _composed(yaml, before, name)
     sequence = next((value for found, value in node.value if found.value == key), None)
-    if not isinstance(sequence, yaml.SequenceNode) or not isinstance(document[key], list):
+    is_list = isinstance(sequence, yaml.SequenceNode) and isinstance(document[key], list)
+    if sequence is None or not is_list:
         raise UsageError(f"{name} has no list `{key}`, which the hook belongs in; add it by hand")
     text = before.decode()
     if sequence.flow_style:

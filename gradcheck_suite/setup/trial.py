@@ -88,7 +88,7 @@ def _used() -> dict[str, Any]:
     with gs.audit(optimizers=[optimizer], report=False) as session:
         loss = leaf.sin().sum()
         nodes = len(gs.trace_graph(loss).nodes)
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
     broken += [] if session.report.summary.get("backwards") == 1 else ["gs.audit"]
     broken += [] if nodes else ["gs.trace_graph"]

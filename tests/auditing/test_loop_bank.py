@@ -27,6 +27,7 @@ from tests.auditing.loops import (  # noqa: F401 - they fill the bank
     schedules,
     sixteen_bits,
     surroundings,
+    swapped_weights,
     terms,
 )
 from tests.auditing.loops.bank import BUGGY, CLEAN
@@ -111,6 +112,7 @@ WORDS = {
     "evaluated_between_forward_and_backward": ("warning", "in another mode"),
     "stepped_between_forward_and_backward": ("error", "with 4 parameters changed since, 4 times"),
     "average_without_buffers": ("warning", "running mean 0 and variance 1 that it was made with"),
+    "average_that_is_not_taken_back": ("warning", "and training went on from them, 2 times"),
     "scheduler_first": ("warning", "StepLR.step() ran before the first SGD.step()"),
     "head_replaced": ("error", "(`model[2].weight`, `model[2].bias`) that no optimizer owns"),
     "layer_added_late": ("warning", "though Adam trains other parameters of the same model"),

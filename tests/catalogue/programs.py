@@ -10,6 +10,8 @@ from __future__ import annotations
 import warnings
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeAlias
 from unittest import mock
 
@@ -17,6 +19,8 @@ import torch
 from torch import nn
 
 import gradcheck_suite as gs
+from gradcheck_suite.auditing.distributed.merging import unpacked
+from tests.auditing.distributed.jobs import run_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,6 +126,17 @@ def _gan(names: ModuleType) -> Found:
 def _best(names: ModuleType) -> Found:
     losses = iter((3.0, 1.0, 2.0, 2.0))
     return audited(lambda: names.fit(nn.Linear(8, 1), batches(), lambda _: next(losses)))
+
+
+def _damped(names: ModuleType) -> Found:
+    model = nn.Linear(8, 1)
+    optimizer = names.DampedSGD(model.parameters(), 0.1)
+    return audited(lambda: [names.train(model, optimizer, x, y) for x, y in batches()])
+
+
+def _resumed_from(names: ModuleType) -> Found:
+    checkpoint = regression().state_dict()
+    return audited(lambda: names.fit(names.resume(checkpoint), batches()))
 
 
 def _averaged(names: ModuleType) -> Found:
@@ -454,6 +469,43 @@ def _logged(names: ModuleType) -> Found:
     return session.findings
 
 
+_ON_RANKS = """
+
+import sys
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradcheck_suite
+
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
+torch.manual_seed(rank)
+batches = [(torch.randn(3, 2), torch.randn(3, 1)) for _ in range(4)]
+with gradcheck_suite.audit(report="found.json"):
+    model = nn.Linear(2, 1)
+    if sys.argv[1] == "GCS801":
+        train(model, batches)
+    else:
+        ddp = DistributedDataParallel(model)
+        train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1), batches)
+"""
+
+
+def _on_two_ranks(code: str) -> Program:
+    """Return what two ranks find that run a source together, as they are told by rank 0."""
+
+    def run(names: ModuleType) -> Found:
+        source = f"import torch\n{Path(str(names.__file__)).read_text('utf-8')}{_ON_RANKS}"
+        with TemporaryDirectory() as folder:
+            (Path(folder) / "train.py").write_text(source, encoding="utf-8")
+            runs = run_job(["train.py", code], cwd=Path(folder))
+            assert [run.returncode for run in runs] == [0, 0], runs
+            return unpacked((Path(folder) / "found.json").read_bytes()).findings
+
+    return run
+
+
 PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS101": (_head,),
     "GCS102": (_rebound,),
@@ -464,6 +516,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS108": (_module(lambda names: names.model, 4, 8),),
     "GCS109": (_gan,),
     "GCS110": (_best,),
+    "GCS111": (_damped,),
     "GCS201": (_kept,),
     "GCS202": (_carried,),
     "GCS203": (_train_optimizer,),
@@ -487,6 +540,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS313": (_warmed_up,),
     "GCS314": (_train_optimizer,),
     "GCS315": (_two_optimizers,),
+    "GCS316": (_train_optimizer,),
     "GCS401": (_cut,),
     "GCS402": (_backbone,),
     "GCS403": (_module(lambda names: names.Block(4), 2, 4),),
@@ -499,6 +553,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS410": (_classified,),
     "GCS411": (_two_levels,),
     "GCS412": (_module(lambda names: names.Encoder(4, 3), 2, 4),),
+    "GCS413": (_resumed_from,),
     "GCS501": (_function("Scale", (2, 4), 3.0), _checked("Scale", (2, 4), more=(3.0,))),
     "GCS502": (_legacy_call,),
     "GCS503": (_function("ShiftedExp", (2, 4)), _checked("ShiftedExp", (2, 4))),
@@ -523,6 +578,8 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS702": (_fitted,),
     "GCS703": (lambda names: audited(lambda: _run_in_eval(names)),),
     "GCS704": (_averaged,),
+    "GCS801": (_on_two_ranks("GCS801"),),
+    "GCS802": (_on_two_ranks("GCS802"),),
     "GCS902": (_predicted,),
     "GCS903": (_logged,),
 }

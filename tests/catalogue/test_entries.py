@@ -32,6 +32,7 @@ FROZEN = {
     "GCS108": "inplace-on-saved-output",
     "GCS109": "step-before-second-backward",
     "GCS110": "copy-onto-itself",
+    "GCS111": "kept-by-reference",
     "GCS201": "graph-kept",
     "GCS202": "state-not-detached",
     "GCS203": "retain-graph",
@@ -55,6 +56,7 @@ FROZEN = {
     "GCS313": "step-without-effect",
     "GCS314": "step-inside-autocast",
     "GCS315": "learning-rate-zero",
+    "GCS316": "weights-not-restored",
     "GCS401": "graph-broken",
     "GCS402": "forward-under-no-grad",
     "GCS403": "parameter-without-gradient",
@@ -67,6 +69,7 @@ FROZEN = {
     "GCS410": "refused-by-torch",
     "GCS411": "constant-loss-term",
     "GCS412": "repeated-layer",
+    "GCS413": "nothing-loaded",
     "GCS501": "backward-arity",
     "GCS502": "legacy-function",
     "GCS503": "missing-mark-dirty",
@@ -101,18 +104,19 @@ FROZEN = {
 NOTES = {"GCS612", "GCS901"}
 WARNINGS = {
     *("GCS102", "GCS105", "GCS106", "GCS203", "GCS204", "GCS205", "GCS206", "GCS306", "GCS308"),
-    *("GCS309", "GCS312", "GCS313", "GCS315", "GCS703"),
+    *("GCS309", "GCS312", "GCS313", "GCS315", "GCS316", "GCS703"),
     *("GCS403", "GCS406", "GCS407", "GCS408", "GCS504", "GCS505", "GCS507", "GCS701"),
-    *("GCS702", "GCS704", "GCS412"),
+    *("GCS702", "GCS704", "GCS412", "GCS413", "GCS111"),
 }
 FIXABLE = {"GCS107", "GCS201", "GCS305", "GCS404", "GCS504", "GCS901", "GCS902", "GCS903"}
 ONLY_AT_RUN_TIME = {
     *("GCS104", "GCS208", "GCS311", "GCS313", "GCS314", "GCS403"),
-    *("GCS315", "GCS410", "GCS411", "GCS412", "GCS704"),
+    *("GCS315", "GCS316", "GCS410", "GCS411", "GCS412", "GCS413", "GCS704", "GCS111"),
     *(code for code in FROZEN if code.startswith("GCS6") and code not in {"GCS604", "GCS610"}),
+    "GCS801",
 }
-ONLY_IN_SOURCE = {"GCS105", "GCS504", "GCS802", "GCS901"}
-PLANNED = {"GCS801"}
+ONLY_IN_SOURCE = {"GCS105", "GCS504", "GCS901"}
+PLANNED: set[str] = set()
 
 FILES = Path(catalogue.__file__).with_name("entries")
 FORM = re.compile(

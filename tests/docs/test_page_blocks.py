@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pytest_gradcheck_suite.options import OPTIONS
 from tests import warm_python
 
 try:
@@ -67,7 +68,6 @@ def test_commands_have_the_options_that_a_page_gives_them(page):
     commands = re.findall(r"(?:gradcheck-lint|gradcheck-suite|pytest) [^`\n|]*", text)
     options = {option for command in commands for option in re.findall(r"--[\w-]+", command)}
     foreign = {"--no-python", "--nproc-per-node", "--epochs"}
-    # Those of the plugin share a prefix, which its source puts before each.
-    names = {each.replace("--gradcheck-suite-", "") for each in options - foreign}
-    unknown = [each for each in names if f'"{each}"' not in sources]
+    of_pytest = {f"--gradcheck-suite-{name}" for name in OPTIONS}
+    unknown = [each for each in options - foreign - of_pytest if f'"{each}"' not in sources]
     assert unknown == []

@@ -18,6 +18,7 @@ from gradcheck_suite.auditing.detectors.connectivity.frozen_leaves import Frozen
 from gradcheck_suite.auditing.detectors.connectivity.grad_read_on_non_leaf import (
     GradReadOnNonLeafDetector,
 )
+from gradcheck_suite.auditing.detectors.connectivity.nothing_loaded import NothingLoadedDetector
 from gradcheck_suite.auditing.detectors.connectivity.parameter_without_gradient import (
     ParameterWithoutGradientDetector,
 )
@@ -32,6 +33,7 @@ from gradcheck_suite.auditing.detectors.corruption.recomputed_differently import
 from gradcheck_suite.auditing.detectors.corruption.saved_tensor_modified import (
     SavedTensorModifiedDetector,
 )
+from gradcheck_suite.auditing.detectors.corruption.shared_state import SharedStateDetector
 from gradcheck_suite.auditing.detectors.corruption.slice_write_in_loop import (
     SliceWriteInLoopDetector,
 )
@@ -84,9 +86,14 @@ from gradcheck_suite.auditing.detectors.step_order.step_without_effect import (
     StepWithoutEffectDetector,
 )
 from gradcheck_suite.auditing.detectors.step_order.uneven_window import UnevenWindowDetector
+from gradcheck_suite.auditing.detectors.step_order.weights_not_restored import (
+    WeightsNotRestoredDetector,
+)
 from gradcheck_suite.auditing.detectors.step_order.zero_grad_misplaced import (
     ZeroGradMisplacedDetector,
 )
+from gradcheck_suite.auditing.distributed.step_records import StepRecords
+from gradcheck_suite.auditing.distributed.unreduced_shards import UnreducedShardsDetector
 from gradcheck_suite.auditing.events import SessionEnded
 from gradcheck_suite.auditing.ledger.observer import LedgerObserver
 from gradcheck_suite.auditing.object_names.tensor_names import ParameterNames
@@ -114,6 +121,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
     rates = LearningRateZeroDetector(recorder.optimizers, windows, leaves, names)
     return (
         leaves,
+        UnreducedShardsDetector(recorder, names),
         SavedTensorModifiedDetector(recorder, names, carried),
         SliceWriteInLoopDetector(recorder.write_log),
         CopyOntoItselfDetector(recorder, names),
@@ -136,16 +144,19 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         ParameterNotOptimizedDetector(recorder, windows, leaves),
         ParameterInTwoOptimizersDetector(windows, names),
         SharedMemoryDetector(recorder.optimizers, names),
+        SharedStateDetector(recorder.optimizers, windows),
         rates,
         StepWithoutEffectDetector(recorder.optimizers, rates),
         LostUpdatesDetector(windows),
         StepInsideAutocastDetector(),
+        WeightsNotRestoredDetector(recorder, windows),
         DeclaredFrozenDetector(recorder),
         FrozenParameterDetector(windows, names),
         FrozenStatisticsDetector(names),
         FrozenLeavesDetector(windows, leaves),
         GradReadOnNonLeafDetector(),
         RepeatedLayerDetector(),
+        NothingLoadedDetector(),
         GraphKeptDetector(recorder, carried),
         GraphWithoutBackwardDetector(recorder),
         without_gradient,
@@ -156,6 +167,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         contract,
         FunctionCallDetector(recorder, contract),
         RefusedByTorchDetector(),
+        StepRecords(recorder, windows, leaves, names),
         LedgerObserver(recorder, windows, leaves, losses),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from gradcheck_suite._torch_compat import jit_is_tracing
 from gradcheck_suite.auditing.call_sites import call_site
-from gradcheck_suite.auditing.events import ForwardFinished, ModeChanged, StateTaken
+from gradcheck_suite.auditing.events import ForwardFinished, ModeChanged, StateLoaded, StateTaken
 from gradcheck_suite.auditing.instrumentation.base import EventSource, is_compiling
 
 if TYPE_CHECKING:
@@ -64,17 +65,18 @@ class ModeSource(EventSource):
 
 
 class StateSource(EventSource):
-    """Replaces ``Module.state_dict``, which calls that of each child."""
+    """Replaces ``Module.state_dict``, which calls that of each child, and ``load_state_dict``."""
 
-    kinds = (StateTaken,)
+    kinds = (StateTaken, StateLoaded)
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)
         self.inside = 0
 
     def install(self, patches: Patches) -> None:
-        """Replace the method."""
+        """Replace the methods."""
         patches.replace(nn.Module, "state_dict", self._taking(nn.Module.state_dict))
+        patches.replace(nn.Module, "load_state_dict", self._loading(nn.Module.load_state_dict))
 
     def _taking(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -90,6 +92,25 @@ class StateSource(EventSource):
             return result
 
         return state_dict
+
+    def _loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def load_state_dict(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            source: StateSource = self.acting
+            source.inside += 1
+            try:
+                result = original(module, *args, **kwargs)
+            finally:
+                source.inside -= 1
+            state = args[0] if args else kwargs.get("state_dict")
+            if not source.inside and source.state.running and isinstance(state, Mapping):
+                missing, unexpected = map(tuple, result)
+                source.recorder.bus.emit(
+                    StateLoaded(module, len(state), missing, unexpected, call_site())
+                )
+            return result
+
+        return load_state_dict
 
 
 class ForwardSource(EventSource):

@@ -19,6 +19,7 @@ from gradcheck_suite.auditing.events import (
     GradientsCleared,
     NonLeafRefused,
     OptimizerConstructed,
+    OptimizerStateLoaded,
     ParameterGroupAdded,
     SchedulerStepped,
     StepFinished,
@@ -45,6 +46,7 @@ class OptimizerSource(EventSource):
         StepStarted,
         StepFinished,
         OptimizerConstructed,
+        OptimizerStateLoaded,
         ParameterGroupAdded,
         NonLeafRefused,
         GradientsCleared,
@@ -67,6 +69,7 @@ class OptimizerSource(EventSource):
         patches.replace(
             Optimizer, "add_param_group", self._adding_a_group(Optimizer.add_param_group)
         )
+        patches.replace(Optimizer, "load_state_dict", self._loading(Optimizer.load_state_dict))
         patches.replace(Optimizer, "zero_grad", self._clearing(Optimizer.zero_grad))
         patches.replace(nn.Module, "zero_grad", self._clearing(nn.Module.zero_grad))
 
@@ -139,6 +142,19 @@ class OptimizerSource(EventSource):
                 recorder.bus.emit(ParameterGroupAdded(self, exact_call_site()))
 
         return add_param_group
+
+    def _loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        placed = self
+
+        @functools.wraps(original)
+        def load_state_dict(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            result = original(self, *args, **kwargs)
+            recorder: Recorder = placed.acting.recorder
+            if recorder.resume() and not is_compiling() and recorder.optimizers.note(self):
+                recorder.bus.emit(OptimizerStateLoaded(self, exact_call_site()))
+            return result
+
+        return load_state_dict
 
     def _clearing(self, original: Callable[..., None]) -> Callable[..., None]:
         placed = self

@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from types import CodeType
 
-__all__ = ["FreezingLine", "cut_of", "freezing_lines", "layers_made_in_forward", "leaf_made_anew"]
+__all__ = [
+    "FreezingLine",
+    "cut_of",
+    "freezing_lines",
+    "kept_by_reference_at",
+    "layers_made_in_forward",
+    "leaf_made_anew",
+]
 
 _MAKES_A_LEAF = re.compile(r"requires_grad_\(|requires_grad=True|\bParameter\(|\bVariable\(")
 
@@ -216,3 +223,52 @@ def _is_pattern(test: ast.expr) -> bool:
         )
         for each in ast.walk(test)
     )
+
+
+def kept_by_reference_at(key: str) -> Location | None:
+    """Return the one line of the user's modules that sets this key to something without a copy."""
+    lines = {
+        (file, value.lineno)
+        for file in user_files_with(key)
+        if (tree := tree_of(file)) is not None
+        for value in _values_of(tree, key)
+        if _is_reference(value)
+    }
+    if len(lines) != 1:
+        return None
+    ((file, line),) = lines
+    return Location(file, line, function=function_at(file, line))
+
+
+def _values_of(tree: ast.Module, key: str) -> Iterator[ast.expr]:
+    """Yield what is assigned to this key, in a statement or in a dictionary that is written out."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                for target in targets:
+                    match target:
+                        case ast.Subscript(slice=ast.Constant(value=name)) if name == key:
+                            yield value
+                        case _:
+                            pass
+            case ast.Dict(keys=keys, values=values):
+                for each, value in zip(keys, values, strict=True):
+                    if isinstance(each, ast.Constant) and each.value == key:
+                        yield value
+            case _:
+                pass
+
+
+_VIEWS = frozenset({"detach", "view", "view_as", "reshape", "flatten", "squeeze", "float", "to"})
+"""Methods that may return the memory of their tensor."""
+
+
+def _is_reference(value: ast.expr) -> bool:
+    """Return whether an expression is no more than another way to what it names."""
+    match value:
+        case ast.Name() | ast.Attribute() | ast.Subscript():
+            return True
+        case ast.Call(func=ast.Attribute(value=inner, attr=name)) if name in _VIEWS:
+            return _is_reference(inner)
+        case _:
+            return False

@@ -33,6 +33,8 @@ NAMES = [
     (torch.optim.lr_scheduler, "warnings"),
     (torch.nn.Module, "__call__"),
     (torch.nn.Module, "state_dict"),
+    (torch.nn.Module, "load_state_dict"),
+    (torch.optim.Optimizer, "load_state_dict"),
     (BaseProcess, "start"),
     (subprocess.Popen, "__init__"),
     *filter(None, checkpoint_entry_points()),

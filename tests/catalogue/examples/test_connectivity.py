@@ -248,3 +248,11 @@ def test_gcs412_one_layer_runs_several_times(example, instead):
     assert len(list(repeated.parameters())) == 2
     assert len(list(each.parameters())) == 3 * 2
     assert repeated.layers[0] is repeated.layers[2]
+
+
+def test_gcs413_a_state_loads_nothing(example, instead):
+    checkpoint = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)).state_dict()
+    resumed = instead("GCS413").resume(checkpoint)
+    assert torch.equal(resumed[0].weight, checkpoint["0.weight"])
+    untouched = example("GCS413").resume(checkpoint)
+    assert not torch.equal(untouched[0].weight, checkpoint["0.weight"])

@@ -321,3 +321,16 @@ def test_gcs110_the_best_weights_are_the_last_ones(example, instead):
 
     assert moved(example("GCS110")) == [False, True]
     assert moved(instead("GCS110")) == [True, False]
+
+
+def test_gcs111_a_previous_gradient_is_the_next_one(example, instead):
+    differences = {}
+    for source in (example("GCS111"), instead("GCS111")):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        optimizer = source.DampedSGD(model.parameters(), 0.1)
+        for _ in range(3):
+            source.train(model, optimizer, torch.randn(5, 4), torch.randn(5, 1))
+        kept = optimizer.state[model.weight]["previous"]
+        differences[source.__name__] = kept.data_ptr() == model.weight.grad.data_ptr()
+    assert sorted(differences.values()) == [False, True]

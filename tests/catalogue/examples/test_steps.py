@@ -330,3 +330,14 @@ def test_gcs315_trains_the_last_layer_alone(example, instead, batches, snapshot,
     assert model[0].weight.grad.any()
     instead("GCS315").train(model, batches)
     assert not same(snapshot(model[0]), first)
+
+
+def test_gcs316_evaluation_leaves_other_weights(example, instead, batches, snapshot, same):
+    for names, is_fixed in ((example("GCS316"), False), (instead("GCS316"), True)):
+        model = nn.Linear(8, 1)
+        average = names.Average(model.parameters())
+        with torch.no_grad():
+            model.weight.add_(1.0)
+        before = snapshot(model)
+        names.evaluate(model, average, batches[0])
+        assert same(snapshot(model), before) is is_fixed

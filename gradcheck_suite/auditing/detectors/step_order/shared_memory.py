@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.object_names.optimizers import Optimizers
     from gradcheck_suite.auditing.object_names.tensor_names import ParameterNames
 
-__all__ = ["SharedMemoryDetector"]
+__all__ = ["SharedMemoryDetector", "have_elements_in_common"]
 
 _SUM = "SGD without momentum adds up both updates, as it would for one parameter"
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -95,7 +95,7 @@ class SharedMemoryDetector:
             for index, (one, first) in enumerate(sharing[1:], 1):
                 for other, second in sharing[:index]:
                     mine = id(one) in stepped or id(other) in stepped
-                    if one is not other and mine and _overlap(one, other):
+                    if one is not other and mine and have_elements_in_common(one, other):
                         self._note(event, (other, one), (second, first))
 
     def _note(
@@ -131,7 +131,7 @@ class SharedMemoryDetector:
         return [_finding(pairs) for pairs in groups.values()]
 
 
-def _overlap(one: Tensor, other: Tensor) -> bool:
+def have_elements_in_common(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors of one storage have elements in common, for certain."""
     (begin, end), (first, last) = _range(one), _range(other)
     # One that leaves elements out may lie between those of the other.
