@@ -9,6 +9,7 @@ from typing import Final
 
 from gradcheck_lint.discovery import EXCLUDED_DIRECTORIES
 from gradcheck_lint.files import read_source
+from gradcheck_lint.project.layout import forget
 
 _IMPORT: Final = re.compile(rb"^[ \t]*(?:from|import)[ \t]+([^\n#]+)", re.MULTILINE)
 _WORD: Final = re.compile(rb"\w+")
@@ -28,6 +29,7 @@ def importers_of(root: str, path: str) -> list[str]:
 def forget_index() -> None:
     """Let go of what is known of projects, whose files may have changed."""
     _index.cache_clear()
+    forget()
 
 
 @lru_cache(maxsize=4)
