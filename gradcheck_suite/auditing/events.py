@@ -25,6 +25,7 @@ StepMarked                 at ``session.step()``
 BackwardStarted            before an outermost ``backward()`` or ``autograd.grad()``
 BackwardFailed             after one that an exception has ended
 BackwardFinished           after it, also if it failed
+GradientsReturned          after BackwardFinished, if that was an ``autograd.grad``
 GraphReused                after BackwardStarted, if its graph reaches that of an earlier backward
 LeafBackwardStarted        after BackwardStarted, if it starts from a leaf
 GradientsFound             after BackwardStarted, if any parameter has a gradient already
@@ -99,6 +100,7 @@ __all__ = [
     "GradientsClipped",
     "GradientsDiscarded",
     "GradientsFound",
+    "GradientsReturned",
     "GradientsUnscaled",
     "GraphKept",
     "GraphReused",
@@ -214,6 +216,13 @@ class BackwardFinished(NamedTuple):
     keeps_graph: bool
     created: tuple[Tensor, ...]
     accumulated: tuple[Tensor, ...]
+
+
+class GradientsReturned(NamedTuple):
+    """An ``autograd.grad`` has ended without an exception, and is about to return ``gradients``."""
+
+    finished: BackwardFinished
+    gradients: tuple[Tensor | None, ...]
 
 
 class GraphReused(NamedTuple):
@@ -550,6 +559,7 @@ Event: TypeAlias = (
     | BackwardStarted
     | BackwardFailed
     | BackwardFinished
+    | GradientsReturned
     | GraphReused
     | LeafBackwardStarted
     | GradientsFound

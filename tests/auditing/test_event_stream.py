@@ -64,6 +64,24 @@ def names(seen):
     return [type(event).__name__ for event in seen]
 
 
+def test_what_grad_returns_is_told_once_and_nothing_of_backward(listen, line_of):
+    def loop():
+        x = torch.ones(3, requires_grad=True)
+        y = torch.ones(3, requires_grad=True)
+        torch.autograd.grad((x * 2).sum(), (x, y), allow_unused=True)  # <- grad
+        (x * y).sum().backward()
+
+    seen = []
+
+    def keep(event):
+        seen.append((event.finished.site, [each is None for each in event.gradients]))
+
+    listen(loop, events.GradientsReturned, keep=keep)
+    ((site, missing),) = seen
+    assert location_of(site).line == line_of(loop, "grad")
+    assert missing == [False, True]
+
+
 def test_one_step_in_order(listen, line_of):
     def loop():
         model = nn.Linear(2, 1)

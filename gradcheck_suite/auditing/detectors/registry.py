@@ -23,6 +23,9 @@ from gradcheck_suite.auditing.detectors.connectivity.parameter_without_gradient 
     ParameterWithoutGradientDetector,
 )
 from gradcheck_suite.auditing.detectors.connectivity.repeated_layer import RepeatedLayerDetector
+from gradcheck_suite.auditing.detectors.connectivity.zero_derivative import (
+    ZeroDerivativeDetector,
+)
 from gradcheck_suite.auditing.detectors.corruption.copy_onto_itself import CopyOntoItselfDetector
 from gradcheck_suite.auditing.detectors.corruption.non_finite_gradient import (
     NonFiniteGradientDetector,
@@ -55,6 +58,9 @@ from gradcheck_suite.auditing.detectors.mode.stuck_in_eval import StuckInEvalDet
 from gradcheck_suite.auditing.detectors.mode.train_mode_in_eval import TrainModeInEvalDetector
 from gradcheck_suite.auditing.detectors.refusals.refused_by_torch import RefusedByTorchDetector
 from gradcheck_suite.auditing.detectors.step_order.clip_misplaced import ClipMisplacedDetector
+from gradcheck_suite.auditing.detectors.step_order.handed_over_gradients import (
+    HandedOverGradientsDetector,
+)
 from gradcheck_suite.auditing.detectors.step_order.learning_rate_zero import (
     LearningRateZeroDetector,
 )
@@ -112,6 +118,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
     """Make the detectors of an audit; what others read comes before them."""
     leaves = LeafRecords(recorder)
     carried = StateNotDetached(recorder)
+    handed_over = HandedOverGradientsDetector(recorder, leaves)
     windows = AccumulationWindows(recorder)
     scaled = ScaledLosses(windows)
     without_backward = StepWithoutBackwardDetector(windows, recorder.optimizers)
@@ -127,7 +134,8 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         CopyOntoItselfDetector(recorder, names),
         RecomputedDifferentlyDetector(),
         MissingZeroGradDetector(recorder, names),
-        MissingZeroGradByHandDetector(recorder, names),
+        handed_over,
+        MissingZeroGradByHandDetector(recorder, names, handed_over),
         windows,
         scaled,
         ZeroGradMisplacedDetector(recorder, windows),
@@ -161,6 +169,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         GraphWithoutBackwardDetector(recorder),
         without_gradient,
         losses,
+        ZeroDerivativeDetector(recorder),
         NonFiniteGradientDetector(recorder, names),
         UnusedGraphDetector(recorder),
         RetainGraphDetector(),

@@ -23,6 +23,7 @@ from gradcheck_suite.auditing.events import (
     BackwardFinished,
     BackwardStarted,
     GradientsFound,
+    GradientsReturned,
     GraphKept,
     GraphReused,
     LeafBackwardStarted,
@@ -64,6 +65,7 @@ class BackwardSource(EventSource):
         GradientsFound,
         BackwardFailed,
         BackwardFinished,
+        GradientsReturned,
         GraphKept,
     )
     always = True
@@ -72,7 +74,7 @@ class BackwardSource(EventSource):
         super().__init__(recorder)
         # Asked once: every call counts here.
         self._tells_starts = recorder.bus.wants_any(self.kinds[:4])
-        self._tells_ends = recorder.bus.wants_any((BackwardFinished, GraphKept))
+        self._tells_ends = recorder.bus.wants_any(self.kinds[5:])
 
     def install(self, patches: Patches) -> None:
         """Replace the engine's entry points."""
@@ -101,6 +103,7 @@ class BackwardSource(EventSource):
             begin = source.begin_uncollected if is_early else source.begin
             generation, before = begin(t_outputs, accumulates=accumulates)
             failed = True
+            result: Any = ()
             try:
                 result = source.run_bare(original, t_outputs, args, kwargs, creates=creates)
                 failed = False
@@ -110,7 +113,10 @@ class BackwardSource(EventSource):
             finally:
                 if not keeps and not failed:
                     generation.free(generation.index, partly=partly)
-                source.end(generation, before, keeps=keeps, creates=creates, failed=failed)
+                returned = () if accumulates else tuple(result)
+                source.end(
+                    generation, before, returned, keeps=keeps, creates=creates, failed=failed
+                )
             return result
 
         return run
@@ -221,6 +227,7 @@ class BackwardSource(EventSource):
         self,
         generation: Generation,
         before: GradientState,
+        returned: tuple[Tensor | None, ...],
         *,
         keeps: bool,
         creates: bool,
@@ -237,6 +244,8 @@ class BackwardSource(EventSource):
             generation.index, generation.site, creates, failed, keeps, created, accumulated
         )
         recorder.bus.emit(finished)
+        if returned:
+            recorder.bus.emit(GradientsReturned(finished, returned))
         if keeps and not failed:
             recorder.bus.emit(GraphKept(finished))
 
