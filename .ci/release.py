@@ -17,8 +17,8 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-MOST_BYTES = 1_800_000
-"""The wheel had 1,704,000 bytes in 805 files in November 2026; more is to be looked at."""
+MOST_BYTES = 2_000_000
+"""The wheel had 1,766,000 bytes in November 2026, nearly all source: this stops what slips in."""
 _OTHER_PLACES = re.compile(
     r"""(?:rev: v|gradcheck-suite@v|gradcheck-suite/raw/v|^ +default: ")(\d+\.\d+\.\d+\w*)""",
     re.MULTILINE,

@@ -8,6 +8,7 @@ contents, which follow the lists of docs/index.md. Sphinx then builds them, warn
 from __future__ import annotations
 
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -46,6 +47,16 @@ _LINT_COSTS = (
 )
 
 
+_GRAPH = """
+## A graph to try
+
+One loss of the [digits example](../examples/digits): click on a module to unfold it, on a node to
+see what it saves. <a href="digits-graph.html">On a page of its own.</a>
+
+<iframe src="digits-graph.html" width="100%" height="640" title="A graph to try"></iframe>
+"""
+
+
 def main(arguments: list[str]) -> int:
     """Build the site and return the exit status."""
     if len(arguments) > 1 or any(each.startswith("-") for each in arguments):
@@ -69,6 +80,9 @@ def write_pages(folder: Path) -> None:
         page = folder / "catalogue" / f"{entry.code}.md"
         page.write_text(entry_page(entry), encoding="utf-8")
     (folder / "reference.md").write_text(reference_page(), encoding="utf-8")
+    with (folder / "graph.md").open("a", encoding="utf-8") as page:
+        page.write(_GRAPH)
+    draw_graph(folder / "extra")
     for page in folder.rglob("*.md"):
         text = page.read_text(encoding="utf-8")
         text = with_links(text, page.relative_to(folder).parent, folder)
@@ -130,6 +144,14 @@ def reference_page() -> str:
             members = "" if name in functions else "\n   :members:"
             parts.append(f"```{{eval-rst}}\n.. {kind}:: gradcheck_suite.{name}{members}\n```")
     return "\n\n".join(parts) + "\n"
+
+
+def draw_graph(folder: Path) -> None:
+    """Draw the graph of the digits example as the page that ``graph.save`` writes."""
+    folder.mkdir()
+    example = runpy.run_path(str(ROOT / "examples" / "digits" / "train.py"))
+    loss, model = example["one_loss"]()
+    gradcheck_suite.trace_graph(loss, model=model).save(folder / "digits-graph.html")
 
 
 def with_links(text: str, page: Path, folder: Path) -> str:

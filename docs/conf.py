@@ -15,6 +15,8 @@ html_theme = "furo"
 html_title = f"gradcheck-suite {__version__}"
 # Pages that open from disk and ask nothing of the network; their sources are in the repository.
 html_copy_source = False
+# The page of a graph, which is none of Sphinx's.
+html_extra_path = ["extra"]
 html_show_sphinx = False
 
 add_module_names = False

@@ -25,6 +25,8 @@ StepMarked                 at ``session.step()``
 BackwardStarted            before an outermost ``backward()`` or ``autograd.grad()``
 BackwardFailed             after one that an exception has ended
 BackwardFinished           after it, also if it failed
+GradientsAskedInside       before an ``autograd.grad`` in the backward of a custom Function
+GradientsReturned          after BackwardFinished, if that was an ``autograd.grad``
 GraphReused                after BackwardStarted, if its graph reaches that of an earlier backward
 LeafBackwardStarted        after BackwardStarted, if it starts from a leaf
 GradientsFound             after BackwardStarted, if any parameter has a gradient already
@@ -97,10 +99,12 @@ __all__ = [
     "ForwardFinished",
     "ForwardHookRegistered",
     "GradModeChanged",
+    "GradientsAskedInside",
     "GradientsCleared",
     "GradientsClipped",
     "GradientsDiscarded",
     "GradientsFound",
+    "GradientsReturned",
     "GradientsUnscaled",
     "GraphKept",
     "GraphReused",
@@ -216,6 +220,31 @@ class BackwardFinished(NamedTuple):
     keeps_graph: bool
     created: tuple[Tensor, ...]
     accumulated: tuple[Tensor, ...]
+
+
+class GradientsReturned(NamedTuple):
+    """An ``autograd.grad`` has ended without an exception, and is about to return ``gradients``."""
+
+    finished: BackwardFinished
+    gradients: tuple[Tensor | None, ...]
+
+
+class GradientsAskedInside(NamedTuple):
+    """The backward of a custom Function is about to call ``autograd.grad``.
+
+    Attributes:
+        node: that of the Function.
+        function: the Function.
+        roots: what that ``autograd.grad`` starts from.
+        inputs: what it asks the gradients of.
+        site: where it is called.
+    """
+
+    node: Node
+    function: type
+    roots: tuple[Tensor, ...]
+    inputs: tuple[Any, ...]
+    site: CallSite | None
 
 
 class GraphReused(NamedTuple):
@@ -559,6 +588,8 @@ Event: TypeAlias = (
     | BackwardStarted
     | BackwardFailed
     | BackwardFinished
+    | GradientsReturned
+    | GradientsAskedInside
     | GraphReused
     | LeafBackwardStarted
     | GradientsFound

@@ -44,6 +44,8 @@ class AuditOptions:
         graph_limit: the number of steps whose graphs one holder keeps that makes it worth a look.
         max_steps: watch so many steps and then no more, for the first of a long run; None watches
             all.
+        wait_for_ranks: where many processes train together, how many seconds rank 0 waits at its
+            end for the reports of the others.
         stream: a file that each finding is appended to the moment it is known, as one line of
             JSON, so that a process that is killed loses none.
         report: where the report goes when the audit ends: True, to standard error, if there is
@@ -58,6 +60,7 @@ class AuditOptions:
     watch_writers: Literal["after_corruption", "from_start", "never"] = "after_corruption"
     graph_limit: int = 3
     max_steps: int | None = None
+    wait_for_ranks: float = 60.0
     stream: str | os.PathLike[str] | None = None
     report: ReportTarget = True
 
@@ -86,12 +89,13 @@ class AuditOptions:
         if path is not None and not (isinstance(path, (str, os.PathLike)) and os.fspath(path)):
             raise UsageError(f"audit: stream must be the path of a file, got {path!r}")
         self._check_report()
-        target: object = self.overhead
-        is_number = isinstance(target, (int, float)) and not isinstance(target, bool)
-        if not is_number or not self.overhead >= 0:
-            raise UsageError(
-                f"audit: overhead must be a number of per cent, 0 or more, got {target!r}"
-            )
+        for name, unit in (("overhead", "per cent"), ("wait_for_ranks", "seconds")):
+            target: object = getattr(self, name)
+            is_number = isinstance(target, (int, float)) and not isinstance(target, bool)
+            if not is_number or not target >= 0:  # type: ignore[operator]  # as was just asked
+                raise UsageError(
+                    f"audit: {name} must be a number of {unit}, 0 or more, got {target!r}"
+                )
 
     def _check_report(self) -> None:
         target: object = self.report

@@ -15,6 +15,8 @@ from gradcheck_suite._torch_compat import (
     top_saved_tensors_hooks,
 )
 from gradcheck_suite.auditing.call_sites import call_site
+from gradcheck_suite.auditing.distributed.exchanges import Exchanges
+from gradcheck_suite.auditing.distributed.job import Job
 from gradcheck_suite.auditing.event_bus import EventBus
 from gradcheck_suite.auditing.events import SessionEnded, StepMarked, WatchResumed
 from gradcheck_suite.auditing.instrumentation.module_calls import ModuleCalls
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from gradcheck_suite.auditing.call_sites import CallSite
+    from gradcheck_suite.auditing.distributed.children import Children
     from gradcheck_suite.auditing.options import AuditOptions
 
 __all__ = ["Recorder"]
@@ -66,6 +69,9 @@ class Recorder:
     Attributes:
         options: what to look at and how often.
         state: how far the run has come.
+        job: the processes that train together, of which this is one.
+        children: audits the processes that the program starts; None where they are only counted.
+        exchanges: what this one has sent to the others.
         bus: tells the detectors what happens.
         generations: the graphs of earlier backwards that are still alive.
         optimizers: the optimizers seen so far, and whose each parameter is.
@@ -86,6 +92,9 @@ class Recorder:
     ) -> None:
         self.options = options
         self.state = state = RunState()
+        self.job = Job()
+        self.exchanges = Exchanges()
+        self.children: Children | None = None
         self.heap = Heap(options.overhead)
         self.bus = bus = EventBus(state, self.heap)
         self.generations = Generations(state.clock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.machinery
 import importlib.util
 import os
@@ -16,6 +17,7 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gradcheck_suite._runtime.patches import Patches
+from gradcheck_suite.auditing.distributed.rank_reports import RankReports
 from gradcheck_suite.auditing.notebooks import Notebook, read_notebook
 from gradcheck_suite.auditing.options import AuditOptions
 from gradcheck_suite.auditing.output.report_delivery import say
@@ -45,11 +47,13 @@ class ScriptOutcome:
     """How a script ended under audit.
 
     ``exit_status`` is the one that Python would have ended with: 1 after an exception, 130 after
-    Ctrl-C, and what the script gave to ``sys.exit``.
+    Ctrl-C, and what the script gave to ``sys.exit``. ``ranks`` tells with the other processes,
+    where many train together; None for one that trains alone.
     """
 
     report: Report
     exit_status: int
+    ranks: RankReports | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,8 @@ def audit_script(
     """
     # Its report is the outcome's, whatever is made of that.
     session = Session(None, None, replace(options or AuditOptions(), report=False), of_script=True)
+    # Before the script can: what it registers runs before this.
+    atexit.register(session.ranks.leave)
     main = ModuleType("__main__")
     patches = Patches()
     line = None
@@ -136,7 +142,12 @@ def audit_script(
         patches.restore()
         sys.argv, sys.path[:] = kept_argv, kept_path
         sys.modules["__main__"] = kept_main
-    return ScriptOutcome(report=session.report, exit_status=status)
+    return _outcome(session, status)
+
+
+def _outcome(session: Session, status: int) -> ScriptOutcome:
+    ranks = session.ranks if session.ranks.job.look() else None
+    return ScriptOutcome(report=session.report, exit_status=status, ranks=ranks)
 
 
 def _run(program: _Program, main: ModuleType, session: Session) -> int:
@@ -211,7 +222,7 @@ def _reporting_exit(
         # Forked children, such as the workers of a DataLoader, end this way too.
         if os.getpid() == process:
             session.end_with_those_inside()
-            asked = _asked_by(on_abrupt_exit, ScriptOutcome(session.report, status))
+            asked = _asked_by(on_abrupt_exit, _outcome(session, status))
             _flush()
             leave(status or asked)
         leave(status)
@@ -230,7 +241,7 @@ def _signals(
     def terminate(number: int) -> None:
         session.end_with_those_inside()
         if on_abrupt_exit is not None:
-            _asked_by(on_abrupt_exit, ScriptOutcome(session.report, 128 + number))
+            _asked_by(on_abrupt_exit, _outcome(session, 128 + number))
         _flush()
 
     def answer() -> None:

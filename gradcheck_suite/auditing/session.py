@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from torch import nn
@@ -18,6 +20,9 @@ from gradcheck_suite.auditing.detectors.connectivity.frozen_but_changed import (
     DeclaredFrozenDetector,
 )
 from gradcheck_suite.auditing.detectors.registry import all_detectors, kinds_of_events
+from gradcheck_suite.auditing.distributed.children import Children
+from gradcheck_suite.auditing.distributed.merging import RANK, WORLD_SIZE
+from gradcheck_suite.auditing.distributed.rank_reports import RankReports
 from gradcheck_suite.auditing.events import SessionEnded
 from gradcheck_suite.auditing.instrumentation.install import (
     Installation,
@@ -28,7 +33,7 @@ from gradcheck_suite.auditing.ledger.observer import LedgerObserver
 from gradcheck_suite.auditing.object_names.tensor_names import ParameterNames
 from gradcheck_suite.auditing.options import AuditOptions, options_from
 from gradcheck_suite.auditing.output.finding_stream import FindingStream, subject_of
-from gradcheck_suite.auditing.output.report_delivery import deliver, in_a_test, say
+from gradcheck_suite.auditing.output.report_delivery import deliver, in_a_test, of_rank, say
 from gradcheck_suite.auditing.output.status_line import status_line
 from gradcheck_suite.auditing.output.tracebacks import hide_own_frames
 from gradcheck_suite.auditing.recorder import Recorder
@@ -52,6 +57,11 @@ TOOL = "gradcheck-suite audit"
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+_NUMBERS = itertools.count(1)
+_LAST = -1000
+"""When a report for all ranks is made at the end of a process: after what programs have registered
+there, which mostly has a priority of 0 or none."""
 
 _OPEN: list[Session] = []
 # A signal's handler may end an audit while the program begins or ends one.
@@ -137,6 +147,7 @@ class Session:
 
     Attributes:
         place: moves the places of a finding to where its reader looks for them, or None.
+        ranks: tells with the other processes, where many train together.
     """
 
     def __init__(
@@ -156,11 +167,19 @@ class Session:
         self._stream: FindingStream | None = None
         if options.stream is not None:
             self._stream = FindingStream(
-                os.fspath(options.stream),
+                of_rank(os.fspath(options.stream), self._recorder.job.rank),
                 self._recorder,
                 findings=lambda: self.findings,
                 report=lambda: self.report,
             )
+        self.ranks = RankReports(
+            self._recorder.job,
+            self._report,
+            seconds=options.wait_for_ranks,
+        )
+        if of_script:
+            self._recorder.children = Children(options, audit)
+        self._is_named = self._is_to_conclude = False
         self._depth = 0
         self._audits_inside = 0
         self._of_script = of_script
@@ -182,6 +201,7 @@ class Session:
                 return self
             self._process, self._in_a_test = os.getpid(), in_a_test()
             self._script = self._script_around()
+            self._name()
             if _OPEN:
                 _OPEN[-1]._step_aside()  # noqa: SLF001 - another session
             _OPEN.append(self)
@@ -193,11 +213,26 @@ class Session:
             if self._stream is not None:
                 bus.subscribe([self._stream])
                 self._stream.begin()
+            if self._tells_other_ranks():
+                self.ranks.begin()
             self._start()
         return self
 
+    def _name(self) -> None:
+        """Give this audit the name that it has on the other ranks too: its number."""
+        if not self._is_named:
+            self._is_named = True
+            self._recorder.job.name("script" if self._of_script else str(next(_NUMBERS)))
+
+    def _tells_other_ranks(self) -> bool:
+        """Return whether what this audit finds is told with what the other ranks find."""
+        told = self._target is True or isinstance(self._target, str)
+        return self._of_script or (told and self._script is None and not self._in_a_test)
+
     def _make_detectors(self) -> tuple[Detector, ...]:
         self._detectors = self._make(self._recorder, self._names)
+        if self._tells_other_ranks():
+            self._detectors += (self.ranks,)
         return self._detectors
 
     def __call__(self, func: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -313,10 +348,35 @@ class Session:
             return
         if self._script is not None:
             self._script._inside[self._key] = report  # noqa: SLF001 - another session
+        if not keeps_quiet and self._recorder.job.look() and self._tells_other_ranks():
+            self._hand_over_with_others(failing=failing)
+            return
         if keeps_quiet or (target is True and news <= self._told):
             return
         self._told |= news
-        deliver(report, target, failing=failing)
+        deliver(report, of_rank(target, self._recorder.job.rank), failing=failing)
+
+    def _hand_over_with_others(self, *, failing: bool) -> None:
+        """Tell at the end of the process: a rank that waited here might wait for one that waits."""
+        if failing and self._recorder.job.rank:
+            self._conclude(failing=True)
+        elif not self._is_to_conclude:
+            self._is_to_conclude = True
+            # Also where multiprocessing ends a child, which leaves out what atexit knows.
+            Finalize(None, self._conclude, kwargs={"failing": failing}, exitpriority=_LAST)
+
+    def _conclude(self, *, failing: bool) -> None:
+        rank = self._recorder.job.rank
+        target = of_rank(self._target, rank)
+        report = self.report
+        whole = self.ranks.conclude(report, failed=failing)
+        if whole is not None:
+            others_say = whole.not_covered != report.not_covered
+            if target is not True or others_say or self._to_tell(whole):
+                deliver(whole, target, failing=failing)
+            self.ranks.told()
+        elif target != self._target:
+            deliver(report, target, failing=failing)
 
     def _to_tell(self, report: Report) -> frozenset[object]:
         """Return what there is to say: a session that ends again repeats nothing."""
@@ -422,17 +482,22 @@ class Session:
         if not self._of_script:
             return []
         running = {each._key: each.report for each in _OPEN if each._script is self}  # noqa: SLF001 - other sessions
-        return list({**self._inside, **running}.values())
+        children = self._recorder.children
+        of_children = [] if children is None else children.reports()
+        return [*{**self._inside, **running}.values(), *of_children]
 
     @property
     def report(self) -> Report:
         """The findings, what was looked at, and what could not be."""
+        return self._report(self._ledger_of_all())
+
+    def _report(self, ledger: Mapping[str, JSON] | None = None) -> Report:
         return Report(
             tool=TOOL,
             findings=self.findings,
             summary=self._summary(),
             not_covered=tuple(dict.fromkeys(self._not_covered())),
-            ledger=self._ledger_of_all(),
+            ledger=ledger,
         )
 
     def _repr_mimebundle_(self, **_chosen: object) -> dict[str, str]:
@@ -486,12 +551,14 @@ class Session:
         seen = bool(figures["steps"] or figures["backwards"])
         if not figures["steps_passed_over"]:
             del figures["steps_passed_over"]
-        return {**figures, "training_seen": seen}
+        job = recorder.job
+        ranks = {RANK: job.rank, WORLD_SIZE: job.size} if job.look() else {}
+        return {**figures, "training_seen": seen, **ranks}
 
     def _not_covered(self) -> list[str]:
         recorder = self._recorder
         state, saved = recorder.state, recorder.saved_tensors
-        lines = []
+        lines = recorder.job.remarks()
         if state.left_hooks is not None:
             lines.append(f"saved tensors: {state.left_hooks}")
         if state.hook_regions:
@@ -522,7 +589,7 @@ class Session:
         if not seen_inside:
             lines.extend(_not_seen(state))
         seen = bool(seen_inside or state.step or state.backwards)
-        lines.extend(_children(state, training_seen=seen))
+        lines.extend(_children(recorder, training_seen=seen))
         if state.finished:
             lines.append(f"what ran after the first {_count(state.step, 'step')}")
         lines.extend(_skipped_steps(state, recorder.options.overhead))
@@ -557,21 +624,22 @@ def _not_seen(state: RunState) -> list[str]:
     return [] if state.step else [_NOT_SEEN[1]]
 
 
-def _children(state: RunState, *, training_seen: bool) -> list[str]:
+def _children(recorder: Recorder, *, training_seen: bool) -> list[str]:
     """Say that child processes are not watched, and how they can be.
 
     Where training was seen here, a program that is run beside it, such as git, is no part of it.
     """
     counts = {
         starter: number
-        for starter, number in sorted(state.children.items())
+        for starter, number in sorted(recorder.state.children.items())
         if not (training_seen and starter == "subprocess")
     }
+    silent = [] if recorder.children is None else recorder.children.not_covered()
     if not counts:
-        return []
+        return silent
     children = _plural(sum(counts.values()), "child process", "child processes")
     started = ", ".join(f"{number:,} by {starter}" for starter, number in counts.items())
-    return [_UNWATCHED.format(f"{children} ({started})")]
+    return [_UNWATCHED.format(f"{children} ({started})"), *silent]
 
 
 _UNWATCHED = (

@@ -9,10 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gradcheck_suite._runtime.exit_codes import CLEAN
 from gradcheck_suite.commands._shared import Subparsers, add_report_options, emit
 from gradcheck_suite.reporting import OutputFormat, write_report
 
 if TYPE_CHECKING:
+    from gradcheck_suite.auditing.distributed.rank_reports import RankReports
     from gradcheck_suite.auditing.script import ScriptOutcome
     from gradcheck_suite.findings import Report
 
@@ -77,6 +79,14 @@ def add_parser(subparsers: Subparsers) -> None:
         "process that is killed loses none",
     )
     parser.add_argument(
+        "--wait-for-ranks",
+        type=float,
+        metavar="SECONDS",
+        default=60.0,
+        help="where many processes train together (torchrun), how long rank 0 waits at its end for "
+        "the reports of the others, which it tells with its own (default: %(default)s)",
+    )
+    parser.add_argument(
         "--no-status",
         dest="status",
         action="store_false",
@@ -107,13 +117,15 @@ def run(arguments: argparse.Namespace) -> int:
     process = os.getpid()
 
     def report(outcome: ScriptOutcome) -> int:
-        # The script's own output comes right before.
-        spaced = arguments.output_file is None and arguments.output_format == "full"
-        return emit(
-            outcome.report,
-            arguments,
-            before=(lambda stream: stream.write("\n")) if spaced else None,
-        )
+        if outcome.ranks is None:
+            return _write(outcome.report, arguments, rank=0)
+        return _report_of_ranks(outcome, outcome.ranks, arguments)
+
+    def report_at_once(outcome: ScriptOutcome) -> int:
+        status = report(outcome)
+        if outcome.ranks is not None:
+            outcome.ranks.leave()
+        return status
 
     def report_so_far(so_far: Report) -> None:
         _write_so_far(so_far, arguments)
@@ -127,10 +139,11 @@ def run(arguments: argparse.Namespace) -> int:
                 "max_steps": arguments.max_steps,
                 "overhead": arguments.overhead,
                 "stream": arguments.stream,
+                "wait_for_ranks": arguments.wait_for_ranks,
                 "watch_writers": arguments.watch_writers,
             }
         ),
-        on_abrupt_exit=report,
+        on_abrupt_exit=report_at_once,
         on_request=report_so_far,
         show_status=arguments.status,
     )
@@ -139,6 +152,51 @@ def run(arguments: argparse.Namespace) -> int:
         return outcome.exit_status
     found = report(outcome)
     return outcome.exit_status or found
+
+
+def _write(report: Report, arguments: argparse.Namespace, *, rank: int) -> int:
+    options = argparse.Namespace(**vars(arguments))
+    if options.output_file is not None:
+        options.output_file = Path(str(options.output_file).replace("{rank}", str(rank)))
+    # The script's own output comes right before.
+    spaced = options.output_file is None and options.output_format == "full"
+    return emit(report, options, before=(lambda stream: stream.write("\n")) if spaced else None)
+
+
+def _report_of_ranks(
+    outcome: ScriptOutcome, ranks: RankReports, arguments: argparse.Namespace
+) -> int:
+    """Tell of all ranks on one of them, and return the status that the findings ask for.
+
+    Launchers end the other ranks as soon as one exits with a status of its own, so that they lose
+    what they have not written yet: the findings' status is told last, by rank 0.
+    """
+    from gradcheck_suite.auditing.output.report_delivery import say  # noqa: PLC0415 - as below
+    from gradcheck_suite.auditing.script import reporting_signals  # noqa: PLC0415 - needs torch
+
+    rank = ranks.job.rank
+
+    def tell_at_once(_number: int) -> None:
+        whole = ranks.conclude(outcome.report, failed=True, at_once=True)
+        if whole is not None:
+            _write(whole, arguments, rank=rank)
+
+    with reporting_signals(tell_at_once, _do_nothing):
+        whole = ranks.conclude(outcome.report, failed=outcome.exit_status != 0)
+    if whole is None:
+        if "{rank}" in str(arguments.output_file):
+            _write(outcome.report, arguments, rank=rank)
+        return CLEAN
+    status = _write(whole, arguments, rank=rank)
+    ranks.told()
+    if outcome.exit_status or not status or ranks.others_are_gone():
+        return status
+    say("exit status 0 in spite of the findings: other ranks are at work, and would be ended")
+    return CLEAN
+
+
+def _do_nothing() -> None:
+    """Go on: a report so far says nothing that the one at the end does not."""
 
 
 def _note_misplaced(arguments: argparse.Namespace) -> None:

@@ -81,11 +81,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _set_up(repository: Repository, arguments: argparse.Namespace) -> int:
+    from gradcheck_suite.reporting.progress import progress  # noqa: PLC0415 - on demand
     from gradcheck_suite.setup.plan import plan_changes  # noqa: PLC0415 - on demand
     from gradcheck_suite.setup.record import write_changes  # noqa: PLC0415 - as above
     from gradcheck_suite.setup.training import find_training  # noqa: PLC0415 - as above
 
-    training = find_training(repository.root)
+    with progress("Reading the repository"):
+        training = find_training(repository.root)
     plan = plan_changes(
         repository,
         training,

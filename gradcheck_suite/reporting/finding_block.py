@@ -12,7 +12,7 @@ from gradcheck_suite.reporting.code_frame import Mark, draw_code_frame
 from gradcheck_suite.reporting.concise import place
 from gradcheck_suite.reporting.layout import paragraph
 from gradcheck_suite.reporting.paths import display_path
-from gradcheck_suite.reporting.text import plural
+from gradcheck_suite.reporting.text import plural, ranks_in_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -163,6 +163,12 @@ def finding_remarks(finding: Finding) -> str:
     others = finding.evidence.get("also_found_by")
     if isinstance(others, (tuple, list)) and others:
         remarks.append(f"also found by {' and '.join(map(str, others))}")
+    ranks, size = finding.evidence.get("ranks"), finding.evidence.get("world_size")
+    if isinstance(ranks, (tuple, list)) and isinstance(size, int):
+        some = (
+            f"only on {ranks_in_words([each for each in ranks if isinstance(each, int)])} of {size}"
+        )
+        remarks.append(f"on all {size} ranks" if len(ranks) == size else some)
     if finding.fixable and finding.detector == "lint":
         remarks.append("fixable with --fix")
     return "; ".join(remarks)

@@ -35,6 +35,8 @@ NOT_SHOWN = frozenset(
     {
         "steps_passed_over",
         TRAINING_SEEN,
+        "rank",
+        "world_size",
         *(key for key, _, _ in _WATCHED),
         # How an audit works, and not what came of it.
         "saved_tensors",
@@ -131,5 +133,12 @@ def _watched(report: Report) -> list[str]:
             continue
         passed_over = report.summary.get(f"{key}_passed_over")
         watched = f"{count - passed_over:,} of " if isinstance(passed_over, int) else ""
-        told.append(f"{watched}{plural(count, noun)} {verb}")
+        told.append(f"{watched}{plural(count, noun)} {verb}{_on_ranks(report)}")
     return told
+
+
+def _on_ranks(report: Report) -> str:
+    rank, size = report.summary.get("rank"), report.summary.get("world_size")
+    if not isinstance(size, int):
+        return ""
+    return f" on each of {size} ranks" if rank is None else f" on rank {rank} of {size}"

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import unicodedata
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-__all__ = ["ColorChoice", "byte_count", "encodable", "number", "one_line", "plural", "visible"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = [
+    "ColorChoice",
+    "byte_count",
+    "encodable",
+    "number",
+    "one_line",
+    "plural",
+    "ranks_in_words",
+    "visible",
+]
 
 ColorChoice: TypeAlias = Literal["auto", "always", "never"]
 
@@ -97,3 +109,24 @@ def byte_count(count: int) -> str:
 
 def _spelled_out(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+def ranks_in_words(ranks: Iterable[int]) -> str:
+    """Return the numbers of processes as text, neighbours as a span.
+
+    >>> ranks_in_words([2]), ranks_in_words([0, 1]), ranks_in_words([0, 1, 2, 5])
+    ('rank 2', 'ranks 0 and 1', 'ranks 0-2 and 5')
+    """
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1].append(rank)
+        else:
+            spans.append([rank])
+    words = [
+        word
+        for span in spans
+        for word in (map(str, span) if len(span) in {1, 2} else [f"{span[0]}-{span[-1]}"])
+    ]
+    noun = "rank" if words == [str(spans[0][0])] else "ranks"
+    return f"{noun} {' and '.join(filter(None, (', '.join(words[:-1]), words[-1])))}"

@@ -30,6 +30,7 @@ FRAMEWORKS: Final = {
 _MOST_READ: Final = 100
 """How many files with words of training are read: 100 take 10 s, and name scripts enough."""
 _WORDS: Final = re.compile(rb"\.(?:manual_)?backward\(|\.step\(|\.fit\(|\bTrainer\b|\.train\(")
+_HAS_TESTS: Final = re.compile(rb"^\s*(?:async )?def test|^class Test", re.MULTILINE)
 _ENGINE_CALLS: Final = {"fit": "Lightning", "train": "transformers"}
 
 
@@ -78,13 +79,14 @@ def find_training(root: Path) -> Training:
     ]
     tests = [path for path in paths if _is_test(path)]
     likely = sorted((path for path in paths if path not in set(tests)), key=_likelihood)
+    tested = [(path, text) for path, text in _sources(root, tests) if _HAS_TESTS.search(text)]
     sources = _sources(root, likely)
     read = [(path, source) for path, source in sources if _WORDS.search(source)]
     scripts = [script for path, source in read[:_MOST_READ] if (script := _script(path, source))]
     return Training(
         scripts=tuple(sorted(scripts, key=lambda script: not script.is_script)),
-        tests=_folder_of(tests),
-        tests_use_torch=any(b"torch" in source for _, source in _sources(root, tests)),
+        tests=_folder_of([path for path, _ in tested]),
+        tests_use_torch=any(b"torch" in text for _, text in tested),
         unread=max(len(read) - _MOST_READ, 0),
     )
 

@@ -244,9 +244,22 @@ def _found(
             if own is not None:
                 found.append((rule, function, own))
         model.release()
+        found = _told_once(found)
     except Exception as error:  # noqa: BLE001 - a bug of ours may raise anything
         _note(failures, error, *rules)
     return found
+
+
+def _told_once(found: Sequence[_Found]) -> list[_Found]:
+    """Leave out what another function shows as well, at the same node and with more certainty."""
+    best: dict[tuple[str, int], _Found] = {}
+    for known in found:
+        rule, _, violation = known
+        key = rule.entry.code, id(violation.node)
+        if violation.severity > best.setdefault(key, known)[2].severity:
+            best[key] = known
+    kept = {key: function for key, (_, function, _) in best.items()}
+    return [known for known in found if known[1] is kept[known[0].entry.code, id(known[2].node)]]
 
 
 def _items(  # noqa: PLR0917 - what was found, and what its tree tells of it

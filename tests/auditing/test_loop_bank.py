@@ -92,6 +92,12 @@ def test_the_bank_is_large_enough():
 
 
 WORDS = {
+    "workers_whose_gradients_are_shared_and_never_cleared": (
+        "error",
+        "of 4 parameters that no optimizer owns and that Adam.step() had used already",
+    ),
+    "numbers_written_over_nan": ("warning", "infinity reached parameters in 2 backward()"),
+    "hooks_of_parameters_that_write_over_nan": ("warning", "what is replaced trains nothing"),
     "penalty_as_a_number": ("warning", "`0.1 * penalty` adds to the value of the loss and nothing"),
     "divergence_without_recording": ("warning", "recording is off where it is computed"),
     "rate_that_is_rounded": ("warning", "the slope of `torch.round(...)` is zero everywhere"),

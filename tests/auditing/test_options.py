@@ -26,6 +26,8 @@ def test_the_page_gives_every_default():
 def test_overhead_is_a_number_of_per_cent(value):
     with pytest.raises(UsageError, match="overhead must be a number of per cent, 0 or more, got"):
         gs.audit(overhead=value)
+    with pytest.raises(UsageError, match="wait_for_ranks must be a number of seconds, 0 or more"):
+        gs.audit(wait_for_ranks=value)
 
 
 def test_by_default_checksums_wait_for_the_budget():

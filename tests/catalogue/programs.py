@@ -10,6 +10,8 @@ from __future__ import annotations
 import warnings
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeAlias
 from unittest import mock
 
@@ -17,6 +19,8 @@ import torch
 from torch import nn
 
 import gradcheck_suite as gs
+from gradcheck_suite.auditing.distributed.merging import unpacked
+from tests.auditing.distributed.jobs import run_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -465,6 +469,43 @@ def _logged(names: ModuleType) -> Found:
     return session.findings
 
 
+_ON_RANKS = """
+
+import sys
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradcheck_suite
+
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
+torch.manual_seed(rank)
+batches = [(torch.randn(3, 2), torch.randn(3, 1)) for _ in range(4)]
+with gradcheck_suite.audit(report="found.json"):
+    model = nn.Linear(2, 1)
+    if sys.argv[1] == "GCS801":
+        train(model, batches)
+    else:
+        ddp = DistributedDataParallel(model)
+        train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1), batches)
+"""
+
+
+def _on_two_ranks(code: str) -> Program:
+    """Return what two ranks find that run a source together, as they are told by rank 0."""
+
+    def run(names: ModuleType) -> Found:
+        source = f"import torch\n{Path(str(names.__file__)).read_text('utf-8')}{_ON_RANKS}"
+        with TemporaryDirectory() as folder:
+            (Path(folder) / "train.py").write_text(source, encoding="utf-8")
+            runs = run_job(["train.py", code], cwd=Path(folder))
+            assert [run.returncode for run in runs] == [0, 0], runs
+            return unpacked((Path(folder) / "found.json").read_bytes()).findings
+
+    return run
+
+
 PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS101": (_head,),
     "GCS102": (_rebound,),
@@ -537,6 +578,8 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS702": (_fitted,),
     "GCS703": (lambda names: audited(lambda: _run_in_eval(names)),),
     "GCS704": (_averaged,),
+    "GCS801": (_on_two_ranks("GCS801"),),
+    "GCS802": (_on_two_ranks("GCS802"),),
     "GCS902": (_predicted,),
     "GCS903": (_logged,),
 }

@@ -575,11 +575,14 @@ if __name__ == "__main__":
 """
 BY_MULTIPROCESSING = "mp.start_processes(train, nprocs=2, start_method=METHOD)"
 IN_ONE_CHILD = "context = mp.get_context(METHOD); p = context.Process(target=train, args=(0,))"
+AUDITED = {
+    "spawn": (BY_MULTIPROCESSING.replace("METHOD", "'spawn'"), 6),
+    "fork": (BY_MULTIPROCESSING.replace("METHOD", "'fork'"), 6),
+    "forkserver": (f"{IN_ONE_CHILD.replace('METHOD', repr('forkserver'))}; p.start(); p.join()", 3),
+}
 STARTED = {
-    "spawn": (BY_MULTIPROCESSING.replace("METHOD", "'spawn'"), "2 child processes (2 by multip"),
-    "fork": (BY_MULTIPROCESSING.replace("METHOD", "'fork'"), "2 child processes (2 by multip"),
-    "forkserver": (
-        f"{IN_ONE_CHILD.replace('METHOD', repr('forkserver'))}; p.start(); p.join()",
+    "a pool": (
+        "pool = mp.get_context('spawn').Pool(1); pool.map(train, [0]); pool.close(); pool.join()",
         "1 child process (1 by multiprocessing)",
     ),
     "subprocess": (
@@ -591,6 +594,19 @@ STARTED = {
         "1 child process (1 by os.fork)",
     ),
 }
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="not all of these are here")
+@pytest.mark.parametrize("how", AUDITED)
+@pytest.mark.slow
+def test_what_multiprocessing_starts_is_audited_too(audit, how):
+    starting, steps = AUDITED[how]
+    done = audit(CHILDREN.replace("STARTING", starting), "--output-format", "json")
+    assert done.returncode == 1, done.stderr
+    report = json.loads(done.stdout)
+    assert [each["code"] for each in report["findings"]] == ["GCS301"]
+    assert (report["summary"]["steps"], report["summary"]["training_seen"]) == (steps, True)
+    assert report["not_covered"] == []
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="not all of these are here")
@@ -694,7 +710,7 @@ def test_an_abrupt_end_loses_nothing_of_the_audits_inside(audit, ending):
 @pytest.mark.slow
 def test_workers_end_as_they_do_without_an_audit(audit, method):
     done = audit(WORKERS.replace("METHOD", repr(method)), "--output-format", "concise")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
     assert done.stdout.startswith("pool [2]\nchild 0\n")
     assert done.stdout.count("gradcheck-suite audit:") == 1
     assert done.stderr == ""

@@ -87,7 +87,9 @@ def test_the_hook_is_one_of_ours():
 
 
 def test_the_first_commands_are_there():
-    ((block, _),) = blocks("")
+    (demo, _), (tests, _), (block, _) = blocks("")
+    made = {line.partition(":")[0] for line in (ROOT / "Makefile").read_text("utf-8").splitlines()}
+    assert {demo.removeprefix("make ").strip(), tests.removeprefix("make ").strip()} <= made
     install, audit = block.splitlines()
     metadata = ProjectMetadata(str(ROOT), PluginManager())
     assert "gradcheck-suite[torch]" in install

@@ -97,10 +97,19 @@ def test_tests_and_ignored_files_train_nothing(tmp_path):
     (tmp_path / ".gitignore").write_text("old/\n")
     for path in ("old/train.py", "venv/train.py", "tests/test_train.py", "tests/data/loop.py"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / path).write_text(TRAINS["a loop that the last line starts"][0])
+        source = TRAINS["a loop that the last line starts"][0]
+        (tmp_path / path).write_text(f"{source}\ndef test_it():\n    pass\n")
     found = find_training(tmp_path)
     assert found.scripts == ()
     assert (found.tests, found.tests_use_torch) == ("tests", True)
+
+
+def test_a_script_with_the_name_of_a_test_is_none(tmp_path):
+    (tmp_path / "test_on_image.py").write_text("import torch\nprint(torch.ones(1))\n")
+    assert find_training(tmp_path).tests is None
+    (tmp_path / "test_real.py").write_text("import torch\n\nclass TestIt:\n    pass\n")
+    found = find_training(tmp_path)
+    assert (found.tests, found.tests_use_torch) == (".", True)
 
 
 def test_an_empty_folder_has_nothing(tmp_path):

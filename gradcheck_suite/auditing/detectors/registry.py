@@ -23,6 +23,9 @@ from gradcheck_suite.auditing.detectors.connectivity.parameter_without_gradient 
     ParameterWithoutGradientDetector,
 )
 from gradcheck_suite.auditing.detectors.connectivity.repeated_layer import RepeatedLayerDetector
+from gradcheck_suite.auditing.detectors.connectivity.zero_derivative import (
+    ZeroDerivativeDetector,
+)
 from gradcheck_suite.auditing.detectors.corruption.copy_onto_itself import CopyOntoItselfDetector
 from gradcheck_suite.auditing.detectors.corruption.hooked_output import HookedOutputDetector
 from gradcheck_suite.auditing.detectors.corruption.non_finite_gradient import (
@@ -41,6 +44,9 @@ from gradcheck_suite.auditing.detectors.corruption.slice_write_in_loop import (
 )
 from gradcheck_suite.auditing.detectors.functions.function_calls import FunctionCallDetector
 from gradcheck_suite.auditing.detectors.functions.function_contract import FunctionContractDetector
+from gradcheck_suite.auditing.detectors.functions.parameters_left_out import (
+    ParametersLeftOutDetector,
+)
 from gradcheck_suite.auditing.detectors.leaf_records import LeafRecords
 from gradcheck_suite.auditing.detectors.memory.graph_kept import GraphKeptDetector
 from gradcheck_suite.auditing.detectors.memory.graph_without_backward import (
@@ -57,6 +63,9 @@ from gradcheck_suite.auditing.detectors.mode.stuck_in_eval import StuckInEvalDet
 from gradcheck_suite.auditing.detectors.mode.train_mode_in_eval import TrainModeInEvalDetector
 from gradcheck_suite.auditing.detectors.refusals.refused_by_torch import RefusedByTorchDetector
 from gradcheck_suite.auditing.detectors.step_order.clip_misplaced import ClipMisplacedDetector
+from gradcheck_suite.auditing.detectors.step_order.handed_over_gradients import (
+    HandedOverGradientsDetector,
+)
 from gradcheck_suite.auditing.detectors.step_order.learning_rate_zero import (
     LearningRateZeroDetector,
 )
@@ -94,6 +103,8 @@ from gradcheck_suite.auditing.detectors.step_order.weights_not_restored import (
 from gradcheck_suite.auditing.detectors.step_order.zero_grad_misplaced import (
     ZeroGradMisplacedDetector,
 )
+from gradcheck_suite.auditing.distributed.step_records import StepRecords
+from gradcheck_suite.auditing.distributed.unreduced_shards import UnreducedShardsDetector
 from gradcheck_suite.auditing.events import SessionEnded
 from gradcheck_suite.auditing.ledger.observer import LedgerObserver
 from gradcheck_suite.auditing.object_names.tensor_names import ParameterNames
@@ -112,6 +123,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
     """Make the detectors of an audit; what others read comes before them."""
     leaves = LeafRecords(recorder)
     carried = StateNotDetached(recorder)
+    handed_over = HandedOverGradientsDetector(recorder, leaves)
     windows = AccumulationWindows(recorder)
     scaled = ScaledLosses(windows)
     without_backward = StepWithoutBackwardDetector(windows, recorder.optimizers)
@@ -121,12 +133,14 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
     rates = LearningRateZeroDetector(recorder.optimizers, windows, leaves, names)
     return (
         leaves,
+        UnreducedShardsDetector(recorder, names),
         SavedTensorModifiedDetector(recorder, names, carried),
         SliceWriteInLoopDetector(recorder.write_log),
         CopyOntoItselfDetector(recorder, names),
         RecomputedDifferentlyDetector(),
         MissingZeroGradDetector(recorder, names),
-        MissingZeroGradByHandDetector(recorder, names),
+        handed_over,
+        MissingZeroGradByHandDetector(recorder, names, handed_over),
         windows,
         scaled,
         ZeroGradMisplacedDetector(recorder, windows),
@@ -162,12 +176,15 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         GraphWithoutBackwardDetector(recorder),
         without_gradient,
         losses,
+        ZeroDerivativeDetector(recorder),
         NonFiniteGradientDetector(recorder, names),
         UnusedGraphDetector(recorder),
         RetainGraphDetector(),
         contract,
         FunctionCallDetector(recorder, contract),
+        ParametersLeftOutDetector(recorder),
         RefusedByTorchDetector(),
+        StepRecords(recorder, windows, leaves, names),
         LedgerObserver(recorder, windows, leaves, losses),
     )
 

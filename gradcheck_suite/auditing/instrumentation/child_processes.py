@@ -8,6 +8,7 @@ import subprocess
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
+from gradcheck_suite.auditing.distributed.children import is_of_user
 from gradcheck_suite.auditing.instrumentation.base import EventSource
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ __all__ = ["ChildProcessSource"]
 class ChildProcessSource(EventSource):
     """Counts them by what starts them: multiprocessing, subprocess or ``os.fork``.
 
+    In the audit of a script, what multiprocessing starts is audited, where it has a target.
     Workers of a DataLoader are left out: they train nothing.
     """
 
@@ -49,12 +51,16 @@ class ChildProcessSource(EventSource):
             source: ChildProcessSource = self.acting
             # Once it runs, a process does not know its target any more.
             loads_data = _module_of_target(process).startswith("torch.utils.data.")
+            target, children = getattr(process, "_target", None), source.recorder.children
+            is_audited = children is not None and source.state.installed and is_of_user(target)
+            if children is not None and is_audited:
+                process._target = children.audited(target)  # noqa: SLF001 - runs what it is given
             source.starting += 1
             try:
                 original(process, *args, **kwargs)
             finally:
                 source.starting -= 1
-            if not loads_data:
+            if not (loads_data or is_audited):
                 source.recorder.state.children["multiprocessing"] += 1
 
         return start

@@ -230,12 +230,17 @@ class FindingStream:
         self._lines.send(at_once=True)
         self._lines.close()
 
+    def _ranks(self) -> dict[str, int]:
+        job = self._recorder.job
+        return {"rank": job.rank, "world_size": job.size} if job.look() else {}
+
     def _add(self, kind: str, **fields: Any) -> None:
         now = datetime.datetime.now(datetime.timezone.utc)
         self._lines.add(
             {
                 "type": kind,
                 "process": self._process,
+                **self._ranks(),
                 "time": now.isoformat(timespec="milliseconds"),
                 "step": self._recorder.state.step,
                 **fields,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from gradcheck_suite._runtime.exit_codes import internal_error
 from gradcheck_suite.reporting import format_of_file, write_report, write_report_file
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.options import ReportTarget
     from gradcheck_suite.findings import Report
 
-__all__ = ["deliver", "in_a_test", "say"]
+__all__ = ["deliver", "in_a_test", "of_rank", "say"]
+
+_Target = TypeVar("_Target")
 
 
 def in_a_test() -> bool:
@@ -23,6 +25,16 @@ def in_a_test() -> bool:
     Processes that a test starts inherit the variable, and are no test.
     """
     return "PYTEST_CURRENT_TEST" in os.environ and "pytest" in sys.modules
+
+
+def of_rank(target: _Target, rank: int) -> _Target:
+    """Return ``target`` with the rank for ``{rank}``, if it is the name of a file.
+
+    >>> of_rank("audit-{rank}.json", 3)
+    'audit-3.json'
+    """
+    named = target.replace("{rank}", str(rank)) if isinstance(target, str) else target
+    return cast("_Target", named)
 
 
 def deliver(report: Report, target: ReportTarget, *, failing: bool) -> None:

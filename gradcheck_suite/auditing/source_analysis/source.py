@@ -38,6 +38,7 @@ __all__ = [
     "span_at",
     "span_of",
     "tree_of",
+    "way_out",
 ]
 
 Span: TypeAlias = "tuple[int, int, int, int]"
@@ -128,6 +129,29 @@ def own_statements(body: Iterable[ast.stmt], *, off: int) -> Iterator[tuple[ast.
             yield from own_statements(getattr(statement, field, []), off=inside)
         for handler in getattr(statement, "handlers", []):
             yield from own_statements(handler.body, off=inside)
+
+
+def way_out(path: str, first: int, last: int) -> int | None:
+    """Return the line of a ``return`` or ``break`` by which what runs at one line misses another.
+
+    Both lines are of one function; a ``break`` counts if its loop is around both.
+    """
+    tree = tree_of(path)
+    scope: ast.AST | None = None if tree is None else innermost(tree, first) or tree
+    if scope is None or tree is None or (innermost(tree, last) or tree) is not scope:
+        return None
+    waiting: list[tuple[ast.AST, bool]] = [(child, False) for child in ast.iter_child_nodes(scope)]
+    for node, is_in_loop in waiting:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.expr)):
+            continue
+        leaves = isinstance(node, ast.Return) or (isinstance(node, ast.Break) and is_in_loop)
+        if leaves and first < node.lineno < last:
+            return node.lineno
+        inside = is_in_loop
+        if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+            inside = node.lineno <= first and last <= (node.end_lineno or node.lineno)
+        waiting.extend((child, inside) for child in ast.iter_child_nodes(node))
+    return None
 
 
 def name_of(node: ast.expr) -> str | None:

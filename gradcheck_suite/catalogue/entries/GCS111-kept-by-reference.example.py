@@ -12,7 +12,7 @@ class DampedSGD(torch.optim.Optimizer):
                 state = self.state[p]
                 previous = state.get("previous", torch.zeros_like(p))
                 damping = torch.sigmoid((previous - p.grad).abs())
-                state["previous"] = p.grad
+                state["previous"] = p.grad  # GCS111
                 p.add_(damping * p.grad, alpha=-group["lr"])
 
 

@@ -1,6 +1,9 @@
+import torch.nn.functional as F
+
+
 def train(model, optimizer, batches, accumulation_steps):
     for index, (x, y) in enumerate(batches):
-        loss = (model(x) - y).pow(2).mean() / accumulation_steps
+        loss = F.mse_loss(model(x), y) / accumulation_steps
         loss.backward()
         if (index + 1) % accumulation_steps == 0:
             optimizer.step()

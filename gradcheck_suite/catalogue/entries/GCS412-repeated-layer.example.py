@@ -5,7 +5,8 @@ from torch import nn
 class Encoder(nn.Module):
     def __init__(self, width, depth):
         super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(width, width)] * depth)
+        layers = [nn.Linear(width, width)] * depth  # GCS412
+        self.layers = nn.ModuleList(layers)
 
     def forward(self, x):
         for layer in self.layers:

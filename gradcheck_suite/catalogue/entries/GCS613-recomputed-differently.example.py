@@ -13,5 +13,5 @@ class Encoder(nn.Module):
             self.body,
             self.inp(x),
             use_reentrant=False,
-            preserve_rng_state=False,
+            preserve_rng_state=False,  # GCS613
         )

@@ -12,7 +12,7 @@ class Average:
     @torch.no_grad()
     def update(self, model):
         pairs = zip(self.model.parameters(), model.parameters())
-        for average, parameter in pairs:
+        for average, parameter in pairs:  # GCS704
             average.lerp_(parameter, 1 - self.decay)
 
 

@@ -24,6 +24,7 @@ from gradcheck_lint.model.values import (
     Value,
     Values,
     carrying,
+    cut_of,
     flowing_from,
     held_by,
     join_all,
@@ -114,6 +115,7 @@ def record_call(
             through |= sites(callee)
         if method is not None:
             through |= through_all(receiver) | through_all(owner)
+    cut = cut or (cut_of(owner) if method is not None and not through else None)
     # By place, which takes half as long: most events are calls.
     call = Call(
         node,
@@ -148,7 +150,8 @@ def record_call(
         if surroundings.returns_optimizer(function):
             return frozenset({recorder.value(Kind.OPTIMIZER, node)})
         if not is_constructor and _is_one_result(node):
-            returned = surroundings.returned_by(function)
+            given = parameters_given(function, arguments.named, is_method=method is not None)
+            returned = surroundings.returned_by(function, given)
     own = frozenset((id(node),))
     made = Value(
         Kind.UNKNOWN,
@@ -166,7 +169,6 @@ def record_call(
     )
     result = frozenset((made,))
     if function is not None and returned:
-        given = parameters_given(function, arguments.named, is_method=method is not None)
         may_record = reading.surroundings.near.has(function, MODE)
         result = as_seen_by_caller(reading, node, made, returned, given, may_record=may_record)
         call.result = result

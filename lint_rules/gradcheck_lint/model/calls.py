@@ -62,10 +62,18 @@ def read_call(reading: Reading, node: cst.Call) -> Values:
         return _read_imported(reading, node, qualified, read_arguments(reading, node))
     if type(node.func) is cst.Attribute and name not in reading.scopes.dotted:
         return read_method(reading, node, node.func, name)
+    return _read_called(reading, node, name)
+
+
+def _read_called(reading: Reading, node: cst.Call, name: str) -> Values:
+    """Read the call of what a name or an expression holds."""
     callee = without_none(read(reading, node.func))
     if name in DRAINING and node.args:
         reading.drained_by = node
     arguments = read_arguments(reading, node)
+    partial = _partial_of(reading, callee)
+    if partial is not None:
+        return _read_imported(reading, node, partial, arguments)
     is_bound = any(value.kind is not Kind.UNKNOWN for value in callee)
     if name in HARMLESS_BUILTINS and not is_bound:
         return _read_builtin(reading, node, name, arguments)
@@ -95,6 +103,19 @@ def read_call(reading: Reading, node: cst.Call) -> Values:
         whole = [reading.look_up(dotted_name(each.value) or "") for each in node.args if each.star]
         made = carrying(made, *arguments.positional, *arguments.keywords.values(), *whole)
     return made
+
+
+def _partial_of(reading: Reading, callee: Values) -> str | None:
+    """Return what is called where ``partial(torch.optim.Adam, lr=0.1)`` is."""
+    if len(callee) != 1:
+        return None
+    (made,) = callee
+    call = made.node
+    if type(call) is not cst.Call or not call.args:
+        return None
+    if reading.scopes.resolve_import(dotted_name(call.func) or "") != "functools.partial":
+        return None
+    return reading.qualified(dotted_name(call.args[0].value))
 
 
 def _make_instance(reading: Reading, node: cst.Call, name: str, arguments: Arguments) -> Values:

@@ -260,10 +260,10 @@ def _read_to_number(reading: Reading, node: cst.CSTNode) -> Values:
 
 def _read_comparison(reading: Reading, node: cst.CSTNode) -> Values:
     assert isinstance(node, cst.Comparison)
-    compared = read(reading, node.left)
-    for target in node.comparisons:
-        compared = join(compared, read(reading, target.comparator))
-    return reading.recorder.number(node, node if through_all(compared) else cut_of(compared))
+    compared = [read(reading, node.left)]
+    compared += [read(reading, target.comparator) for target in node.comparisons]
+    has_graph = any(map(through_all, compared))
+    return reading.recorder.number(node, node if has_graph else cut_of(*compared))
 
 
 def _read_arithmetic(reading: Reading, node: cst.CSTNode) -> Values:

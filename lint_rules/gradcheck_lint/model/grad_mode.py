@@ -45,7 +45,18 @@ def mode_inside(reading: Reading, context: cst.BaseExpression, mode: GradMode) -
         return mode
     if last in _KNOWN_CONTEXTS or last in _ERROR_CONTEXTS:
         return mode
-    return mode if _leaves_grad_alone(reading, call) else GradMode.UNKNOWN
+    return _mode_inside_own(reading, call, mode)
+
+
+def _mode_inside_own(reading: Reading, call: cst.Call, mode: GradMode) -> GradMode:
+    """Return the mode in a context that a function or class of the project makes."""
+    function = _maker(reading, call)
+    if function is None:
+        return GradMode.UNKNOWN
+    inside = reading.surroundings.mode_at_yield(function)
+    if inside is not None:
+        return mode if inside is GradMode.AMBIENT else inside
+    return GradMode.UNKNOWN if reading.surroundings.near.has(function, ANY_MODE) else mode
 
 
 def _mode_of_kept(reading: Reading, name: str | None, mode: GradMode) -> GradMode:
@@ -57,8 +68,8 @@ def _mode_of_kept(reading: Reading, name: str | None, mode: GradMode) -> GradMod
     return modes.pop() if len(modes) == 1 else GradMode.UNKNOWN
 
 
-def _leaves_grad_alone(reading: Reading, call: cst.Call) -> bool:
-    """Tell whether a function of this file makes the context, and nothing near it sets the mode."""
+def _maker(reading: Reading, call: cst.Call) -> FunctionScope | None:
+    """Return the function that makes a context, or the method that is run when it is entered."""
     function: FunctionScope | None = None
     if isinstance(call.func, cst.Name):
         functions = {value.function for value in reading.look_up(call.func.value)}
@@ -71,7 +82,7 @@ def _leaves_grad_alone(reading: Reading, call: cst.Call) -> bool:
         if len(owners) == 1 and len(receiver) == 1:
             owner = reading.scopes.classes.get(owners.pop())
             function = reading.scopes.method(owner, call.func.attr.value)
-    return function is not None and not reading.surroundings.near.has(function, ANY_MODE)
+    return function
 
 
 def unrecorded_by_with(nodes: Iterable[cst.CSTNode], scopes: Scopes) -> set[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,9 @@ from gradcheck_lint.model.callers import given_by_callers
 from gradcheck_lint.model.expressions import read
 from gradcheck_lint.model.flow import Block, Call, Event, GradMode, Loop, Return
 from gradcheck_lint.model.grad_mode import initial_mode
-from gradcheck_lint.model.nearness import Nearness
+from gradcheck_lint.model.nearness import CUTS, Nearness
 from gradcheck_lint.model.reading import Reading
-from gradcheck_lint.model.returning import returned_by, returns_plainly
+from gradcheck_lint.model.returning import returned_by, returns_plainly, without_forwards
 from gradcheck_lint.model.scopes import ClassScope, FunctionScope, LinkedTree, Scopes
 from gradcheck_lint.model.state import Recorder
 from gradcheck_lint.model.statements import StatementReader
@@ -270,13 +270,29 @@ class ModuleModel:
         name = scope.name.rpartition(".")[2]
         if name == "__init__" and scope.owner is not None:
             name = scope.owner.name.rpartition(".")[2]
-        for caller in self.scopes.functions:
-            is_being_read = id(caller) in self._readings and id(caller) not in self._finished
+        named = self._named_in
+        candidates: Sequence[FunctionScope] = named.get(name, ())
+        if name == "forward":
             # A model is called by others than its own methods, under any name.
-            is_of_model = name == "forward" and caller.owner is not scope.owner
-            is_named = name in caller.words or is_of_model
-            if is_named and not is_being_read and id(caller) not in self._asking:
+            candidates = [
+                caller
+                for caller in self.scopes.functions
+                if name in caller.words or (caller.owner is not scope.owner and not caller.linked)
+            ]
+        for caller in candidates:
+            is_being_read = id(caller) in self._readings and id(caller) not in self._finished
+            if not is_being_read and id(caller) not in self._asking:
                 yield self.function(caller)
+
+    @cached_property
+    def _named_in(self) -> dict[str, list[FunctionScope]]:
+        """Return the functions that name each function or class, in the order of the source."""
+        names = self.scopes.by_name.keys() | self.scopes.classes.keys()
+        found: dict[str, list[FunctionScope]] = {}
+        for scope in self.scopes.functions:
+            for word in names & scope.words:
+                found.setdefault(word, []).append(scope)
+        return found
 
     def bindings_around(self, scope: FunctionScope, name: str) -> Values:
         """Return everything that the enclosing functions and the module bind to ``name``."""
@@ -417,31 +433,43 @@ class ModuleModel:
             self._origins = {made: key for key, made in self._interned.items()}
         return self._origins.get(site)
 
-    def returned_by(self, scope: FunctionScope) -> Values:
-        """Return what a function of the file returns.
+    def returned_by(self, scope: FunctionScope, given: Mapping[int, Values] = _NOT_KNOWN) -> Values:
+        """Return what a function of the file returns for such arguments, by their parameters.
 
-        Functions that call one another in a circle or a long chain say nothing.
+        Which of them have a graph makes a difference where the function may cut it. Functions that
+        call one another in a circle or a long chain say nothing.
         """
-        key = ("returned by", id(scope))
+        with_graph = frozenset(key for key, values in given.items() if _has_graph(values))
+        if with_graph and not self.near.has(scope, CUTS):
+            with_graph = frozenset()
+        key = ("returned by", id(scope), with_graph)
         if key not in self.memo:
             if self._depth >= _MOST_CALLS:
                 return NOTHING
             self.memo[key] = NOTHING
             if not isinstance(scope.node, cst.Module) and returns_plainly(scope):
                 self._depth += 1
-                self.memo[key] = returned_by(self._block_for_caller(scope))
+                found = returned_by(self._block_for_caller(scope, with_graph))
+                self.memo[key] = without_forwards(found, with_graph)
                 self._depth -= 1
-        found: Values = self.memo[key]
-        return found
+        known: Values = self.memo[key]
+        return known
 
-    def _block_for_caller(self, scope: FunctionScope) -> Block:
-        if id(scope) in self._finished:
+    def _block_for_caller(
+        self, scope: FunctionScope, with_graph: frozenset[int] = frozenset()
+    ) -> Block:
+        """Read a function for a call that gives some of its parameters a graph."""
+        if id(scope) in self._finished and not with_graph:
             return self.function(scope).block
         # Not kept: what is known of its callers and of the functions around it isn't complete yet.
         mode = initial_mode(self.scopes, scope)
         recorder = Recorder(interned=self._interned, unrecorded=self.unrecorded)
         reading = Reading(scope, self, mode, recorder)
-        _bind_parameters(reading)
+        given = {
+            known: frozenset({recorder.value(Kind.UNKNOWN, scope.node, **_computed(known))})
+            for known in with_graph
+        }
+        _bind_parameters(reading, given)
         assert not isinstance(scope.node, cst.Module)
         StatementReader(reading).read_body(scope.node.body)
         return recorder.block
@@ -474,14 +502,35 @@ class ModuleModel:
 
     def _may_name_optimizer(self, scope: FunctionScope) -> bool:
         if self._optimizer_words is None:
-            self._optimizer_words = self.scopes.imports_below("optim") | {"optim"}
+            own = (name for name, owner in self.scopes.classes.items() if self._steps(owner))
+            self._optimizer_words = self.scopes.imports_below("optim") | {"optim"} | set(own)
         return not self._optimizer_words.isdisjoint(scope.words)
 
+    def _steps(self, owner: ClassScope) -> bool:
+        return self.scopes.derives_from(owner, "torch.optim.")
+
     def makes_optimizer(self, node: cst.CSTNode | None) -> bool:
-        """Tell whether this calls an optimizer class of torch."""
+        """Tell whether this calls an optimizer class of torch, or one that derives from it."""
         if not isinstance(node, cst.Call):
             return False
-        return makes_optimizer(self.scopes.resolve_import(dotted_name(node.func) or "") or "")
+        name = dotted_name(node.func) or ""
+        own = self.scopes.classes.get(name)
+        if own is not None:
+            is_scheduler = self.scopes.derives_from(own, "torch.optim.lr_scheduler.")
+            return self.scopes.derives_from(own, "torch.optim.") and not is_scheduler
+        return makes_optimizer(self.scopes.resolve_import(name) or "")
+
+    def mode_at_yield(self, scope: FunctionScope) -> GradMode | None:
+        """Return the grad mode in which a generator hands control to its caller, if it is one."""
+        key = ("mode at yield", id(scope))
+        if key not in self.memo:
+            self.memo[key] = None
+            if any(type(node) is cst.Yield for node in scope.nodes):
+                events = self._block_for_caller(scope).events()
+                modes = {event.mode for event in events if type(event.node) is cst.Yield}
+                self.memo[key] = modes.pop() if len(modes) == 1 else GradMode.UNKNOWN
+        mode: GradMode | None = self.memo[key]
+        return mode
 
     def modes_of_callers(self, scope: FunctionScope) -> frozenset[GradMode]:
         """Return the grad modes that the calls of a function in this file are made in.
@@ -536,6 +585,20 @@ class ModuleModel:
         calls: dict[Hashable, list[tuple[GradMode, FunctionScope]]] = self.memo[key]
         by_name = scope.name.rpartition(".")[2] if scope.owner is not None else None
         return [*calls.get(id(scope), []), *calls.get(by_name, [])]
+
+
+def _computed(parameter: int) -> dict[str, Any]:
+    """Return what is known of a parameter that a model has computed: it went through something."""
+    return {
+        "site": parameter,
+        "loops": (),
+        "origin": Origin.ARGUMENT,
+        "through": frozenset({parameter}),
+    }
+
+
+def _has_graph(values: Values) -> bool:
+    return any(value.kind is Kind.HISTORY or value.through for value in values)
 
 
 def _has(source: bytes, word: bytes, pattern: re.Pattern[bytes]) -> bool:

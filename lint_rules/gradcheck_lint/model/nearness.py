@@ -33,6 +33,13 @@ def BACKWARD(word: str) -> bool:  # noqa: N802 - as above
     return "backward" in word
 
 
+CUTS: Final[Sought] = frozenset(
+    {"detach", "detach_", "data", "item", "tolist", "numpy", "tensor", "from_numpy", "as_tensor"}
+    | {"no_grad", "inference_mode", "argmax", "argmin", "round", "sign", "floor", "ceil", "long"}
+    | {"gt", "lt", "ge", "le", "eq", "ne", "bool", "int", "float", "topk", "where"}
+).__contains__
+"""What may take the graph of a value away."""
+
 STEPS: Final = frozenset({"step", "first_step", "second_step"})
 """What may be the step of an optimizer, a scheduler or a scaler."""
 

@@ -12,7 +12,7 @@ from gradcheck_lint.model.state import Recorder, State
 from gradcheck_lint.model.values import NOTHING, Kind, Value, Values, join
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Mapping
 
     import libcst as cst
 
@@ -54,8 +54,12 @@ class Surroundings(Protocol):
         """Tell whether nothing that a function of the file returns can have a graph."""
         ...
 
-    def returned_by(self, scope: FunctionScope) -> Values:
-        """Return what a function of the file returns."""
+    def mode_at_yield(self, scope: FunctionScope) -> GradMode | None:
+        """Return the grad mode in which a generator hands control to its caller, if it is one."""
+        ...
+
+    def returned_by(self, scope: FunctionScope, given: Mapping[int, Values]) -> Values:
+        """Return what a function of the file returns for such arguments."""
         ...
 
     def returns_optimizer(self, scope: FunctionScope) -> bool:

@@ -61,6 +61,21 @@ def returned_by(block: Block) -> Values:
     return found
 
 
+def without_forwards(values: Values, forwards: frozenset[int]) -> Values:
+    """Return values that went through none of some forwards, which each caller has its own of."""
+    if not forwards:
+        return values
+    return frozenset(
+        replace(
+            value,
+            through=value.through - forwards,
+            parts=tuple(without_forwards(part, forwards) for part in value.parts),
+            entries=tuple((key, without_forwards(held, forwards)) for key, held in value.entries),
+        )
+        for value in values
+    )
+
+
 def returns_plainly(scope: FunctionScope) -> bool:
     """Tell whether a call of a function runs its body and returns what that returns."""
     node = scope.node
@@ -122,7 +137,7 @@ def as_seen_by_caller(
     """
     is_off = reading.state.mode is GradMode.DISABLED and not may_record
     seen = _Caller(reading, node, made, given, is_off=is_off)
-    found = join_all(seen.translated(value, (), _MOST_LEVELS) for value in returned)
+    found = join_all(seen.translated(value, _MOST_LEVELS) for value in returned)
     return found or frozenset({made})
 
 
@@ -142,25 +157,31 @@ class _Caller:
         self._given = given
         self._is_off = is_off
 
-    def translated(self, value: Value, place: tuple[object, ...], levels: int) -> Values:
+    def translated(self, value: Value, levels: int, *, is_part: bool = False) -> Values:
+        """Return what a value of the function is to the caller, alone or as a part of another."""
         given = self._given.get(value.site, NOTHING)
         if given and all(known.kind in _THEMSELVES for known in given):
             return given
         if value.kind in _THINGS:
-            return frozenset({self._made_there(value, place, levels)})
+            return frozenset({self._made_there(value, levels)})
         if value.kind in _ELEMENTS and levels:
-            return self._translated_elements(value, place, levels)
+            return self._translated_elements(value, levels)
         if value.kind in {Kind.NUMBER, Kind.PLAIN}:
-            seen = self._without_graph(value, place)
+            seen = self._without_graph(value)
         elif value.kind is not Kind.HISTORY:
-            seen = self._unknown(value, place)
+            seen = self._unknown(value, is_part=is_part)
         elif self._is_off and value.spent is None:
-            seen = self._unrecorded(place)
+            seen = self._unrecorded(value)
         else:
-            seen = self._with_graph(value, place)
+            seen = self._with_graph(value)
         return frozenset({seen})
 
-    def _made_there(self, value: Value, place: tuple[object, ...], levels: int) -> Value:
+    def _site(self, value: Value) -> int:
+        """Return the site that a value has here, the same wherever it is returned."""
+        recorder = self._reading.recorder
+        return recorder.intern(("returned", id(self._node), value.site, value.kind))
+
+    def _made_there(self, value: Value, levels: int) -> Value:
         """Return a model, optimizer or the like that the function has made."""
         recorder = self._reading.recorder
 
@@ -175,43 +196,39 @@ class _Caller:
             certain=value.certain,
             mentions=self._made.mentions,
             holds=frozenset(map(here, value.holds | {value.site})),
-            entries=self._translated_entries(value, place, levels),
-            parts=self._translated_parts(value, place, levels),
+            entries=self._translated_entries(value, levels),
+            parts=self._translated_parts(value, levels),
         )
 
-    def _translated_parts(
-        self, value: Value, place: tuple[object, ...], levels: int
-    ) -> tuple[Values, ...]:
+    def _translated_parts(self, value: Value, levels: int) -> tuple[Values, ...]:
         return tuple(
-            join_all(self.translated(part, (*place, index), levels - 1) for part in values)
-            for index, values in enumerate(value.parts if levels else ())
+            join_all(self.translated(part, levels - 1, is_part=True) for part in values)
+            for values in (value.parts if levels else ())
         )
 
-    def _translated_entries(
-        self, value: Value, place: tuple[object, ...], levels: int
-    ) -> tuple[tuple[str, Values], ...]:
+    def _translated_entries(self, value: Value, levels: int) -> tuple[tuple[str, Values], ...]:
         return tuple(
-            (key, join_all(self.translated(part, (*place, key), levels - 1) for part in values))
+            (key, join_all(self.translated(part, levels - 1, is_part=True) for part in values))
             for key, values in (value.entries if levels else ())
         )
 
-    def _without_graph(self, value: Value, place: tuple[object, ...]) -> Value:
+    def _without_graph(self, value: Value) -> Value:
         recorder = self._reading.recorder
         return recorder.value(
             value.kind,
             self._node,
-            site=recorder.intern(("returned", id(self._node), place, value.kind)),
+            site=self._site(value),
             mentions=self._made.mentions,
             cut=value.cut,
             certain=value.certain,
         )
 
-    def _with_graph(self, value: Value, place: tuple[object, ...]) -> Value:
+    def _with_graph(self, value: Value) -> Value:
         recorder, made = self._reading.recorder, self._made
         return recorder.value(
             Kind.HISTORY,
             self._node,
-            site=recorder.intern(("returned", id(self._node), place, value.kind)),
+            site=self._site(value),
             origin=made.origin,
             mentions=made.mentions,
             # What was cut has its graph from nothing that the function was given.
@@ -220,15 +237,16 @@ class _Caller:
             spent=value.spent,
         )
 
-    def _unknown(self, value: Value, place: tuple[object, ...]) -> Value:
+    def _unknown(self, value: Value, *, is_part: bool) -> Value:
         """Return a value of which is known no more than which forwards it went through."""
         if self._is_off and value.through:
-            return self._unrecorded(place)
+            return self._unrecorded(value)
         made = self._made
-        if not place:
+        if value.cut is not None:
+            made = replace(made, through=value.through, cut=value.cut)
+        if not is_part:
             return replace(made, through=made.through | value.through)
-        recorder = self._reading.recorder
-        site = recorder.intern(("returned", id(self._node), place, Kind.UNKNOWN))
+        site = self._site(value)
         own = frozenset({site})
         return replace(
             made,
@@ -239,26 +257,27 @@ class _Caller:
             through=made.through | value.through,
         )
 
-    def _unrecorded(self, place: tuple[object, ...]) -> Value:
+    def _unrecorded(self, value: Value) -> Value:
         recorder = self._reading.recorder
-        site = recorder.intern(("returned", id(self._node), place, Kind.PLAIN))
         cut = recorder.cut_by_mode(self._node)
         return recorder.value(
-            Kind.PLAIN, self._node, site=site, mentions=self._made.mentions, cut=cut
+            Kind.PLAIN, self._node, site=self._site(value), mentions=self._made.mentions, cut=cut
         )
 
-    def _translated_elements(self, value: Value, place: tuple[object, ...], levels: int) -> Values:
+    def _translated_elements(self, value: Value, levels: int) -> Values:
         recorder = self._reading.recorder
-        parts = self._translated_parts(value, place, levels)
-        entries = self._translated_entries(value, place, levels)
-        site = recorder.intern(("returned", id(self._node), place, value.kind))
+        parts = self._translated_parts(value, levels)
+        entries = self._translated_entries(value, levels)
+        site = self._site(value)
         own = frozenset({site})
         everything = join_all(parts)
         whole = recorder.value(
             value.kind,
             self._node,
             site=site,
-            carries=own.union(*(carried_by_all(part) for part in parts)),
+            carries=own.union(
+                *map(carried_by_all, parts), *(carried_by_all(held) for _, held in entries)
+            ),
             mentions=self._made.mentions,
             holds=own | held_by(everything) | self._made.holds,
             through=self._made.through,

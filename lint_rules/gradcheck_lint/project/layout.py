@@ -44,11 +44,24 @@ def _root_above(folder: str) -> str | None:
     return None if above == folder else _root_above(above)
 
 
+@lru_cache(maxsize=16)
+def layout_of(root: str) -> Layout:
+    """Return the layout of a project; ``forget`` lets go of it."""
+    return Layout(root)
+
+
+def forget() -> None:
+    """Let go of what is known of projects, whose files may have changed."""
+    layout_of.cache_clear()
+    _root_above.cache_clear()
+
+
 class Layout:
-    """Where the modules of one project are."""
+    """Where the modules of one project are, each looked for once."""
 
     def __init__(self, root: str) -> None:
         self.root = os.path.realpath(root)
+        self._known: dict[tuple[str, str, int], str | None] = {}
 
     def contains(self, path: str) -> bool:
         """Return whether a file lies below the root, links followed."""
@@ -63,6 +76,12 @@ class Layout:
         """
         if not level and name.partition(".")[0] in _FOREIGN:
             return None
+        key = (os.path.dirname(importer), name, level)  # noqa: PTH120 - str in
+        if key not in self._known:
+            self._known[key] = self._look_for(importer, name, level)
+        return self._known[key]
+
+    def _look_for(self, importer: str, name: str, level: int) -> str | None:
         for folder in self._folders(importer, level):
             found = _module_in(folder, name)
             if found is not None:

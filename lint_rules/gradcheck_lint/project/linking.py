@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gradcheck_lint.files import read_source
 from gradcheck_lint.project.importers import importers_of
-from gradcheck_lint.project.layout import Layout
-from gradcheck_lint.project.outline import STAR, Definition, Import, Outline, outline_of
+from gradcheck_lint.project.layout import Layout, layout_of
+from gradcheck_lint.project.outline import STAR, Definition, Import, Outline, outline_of, words_of
 from gradcheck_lint.project.sources import digest_of, digest_of_list, importers_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_MOST_CHARACTERS: Final = 60_000
-"""What is read together with a file: some 1,500 lines, a few times as much as most files have."""
-_FEW_LINES: Final = 30
+_MOST_CHARACTERS: Final = 20_000
+"""What is read together with a file: some 500 lines, about as much as most files have."""
+_FEW_LINES: Final = 25
 _WORDS: Final = frozenset(
     {"torch", "nn", "F", "tensor", "Tensor", "Module", "forward", "backward", "grad", "no_grad"}
     | {"parameters", "state_dict", "optimizer", "zero_grad", "step", "loss", "detach"}
@@ -36,7 +36,7 @@ _WORDS: Final = frozenset(
 _MOST_FILES_BETWEEN: Final = 1
 _MOST_HOPS: Final = 6
 """How many packages may hand a name on."""
-_MOST_OUTLINES: Final = 128
+_MOST_OUTLINES: Final = 512
 _MOST_CALLERS: Final = 12
 _METHOD: Final = re.compile(r"(?m)^[ \t]+(?:async )?def (\w+)")
 _CALLED_EVERYWHERE: Final = frozenset(
@@ -98,7 +98,7 @@ def link(root: str, path: str, source: bytes, *, callers: bool = False) -> Unit:
 
     That is what the file uses, and with ``callers`` also what uses the file.
     """
-    layout = Layout(root)
+    layout = layout_of(root)
     own = _source_of(source).outline if layout.contains(path) else None
     if own is None:
         return NO_UNIT
@@ -117,6 +117,7 @@ class _Linker:
         self._path = path
         self._outlines: dict[str, Outline | None] = {path: own}
         self._digests: dict[str, str] = {}
+        self._found: dict[tuple[str, str], Target | None] = {}
         self._chosen: dict[str, dict[int, Definition]] = {}
         self._bindings: dict[str, dict[str, Target]] = {}
         self._used: dict[str, set[str]] = {}
@@ -132,7 +133,8 @@ class _Linker:
         """Choose what the file uses, and what that uses."""
         own = self._outlines[self._path]
         assert own is not None
-        self._use_imports(self._path, own.words, "".join(own.lines))
+        text = "".join(own.lines)
+        self._use_imports(self._path, words_of(text), text)
         while self._waiting:
             path, definition, self._depth = self._waiting.popleft()
             outline = self._outlines[path]
@@ -142,7 +144,7 @@ class _Linker:
                 self._choose(Target(path, name))
             if self._depth < _MOST_FILES_BETWEEN:
                 self._depth += 1
-                self._use_imports(path, definition.words, outline.text(definition))
+                self._use_imports(path, definition.words, definition.text)
 
     def follow_callers(self) -> None:
         """Choose what uses the file, in the files that import from it and in who runs that."""
@@ -165,7 +167,8 @@ class _Linker:
 
     def _choose_users(self, path: str, outline: Outline, methods: frozenset[str]) -> None:
         """Choose the statements of a file that name what it has from ours, and who names them."""
-        self._use_imports(path, outline.words, "".join(outline.lines))
+        text = "".join(outline.lines)
+        self._use_imports(path, words_of(text), text)
         bindings = self._bindings.get(path, {})
         names = {
             part
@@ -236,6 +239,13 @@ class _Linker:
 
     def _find(self, path: str, name: str, hops: int = _MOST_HOPS) -> Target | None:
         """Return where a name of a module is defined, through packages that hand it on."""
+        key = (path, name)
+        if key not in self._found:
+            self._found[key] = None  # packages may import each other
+            self._found[key] = self._look_for(path, name, hops)
+        return self._found[key]
+
+    def _look_for(self, path: str, name: str, hops: int) -> Target | None:
         outline = self._outline(path)
         if outline is None or not hops:
             return None
@@ -270,9 +280,7 @@ class _Linker:
 
     def _take(self, path: str, definition: Definition) -> bool:
         """Take a statement of a file in, unless that is too much."""
-        outline = self._outlines[path]
-        assert outline is not None
-        size = sum(map(len, outline.lines[definition.first - 1 : definition.last]))
+        size = len(definition.text)
         if size <= self._left:
             self._left -= size
             self._chosen.setdefault(path, {})[definition.first] = definition

@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from gradcheck_lint.parsing import MAX_BYTES, decode
@@ -48,8 +49,13 @@ class Definition:
     names: tuple[str, ...]
     first: int
     last: int
-    words: frozenset[str]
+    text: str
     is_class: bool = False
+
+    @property
+    def words(self) -> frozenset[str]:
+        """Return every word of the statement."""
+        return words_of(self.text)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,15 +67,6 @@ class Outline:
     """All of the top level but imports, also what binds no name."""
     definitions: dict[str, list[Definition]] = field(default_factory=dict)
     imports: list[Import] = field(default_factory=list)
-
-    @property
-    def words(self) -> frozenset[str]:
-        """Return every word of the file."""
-        return _words(self.lines)
-
-    def text(self, definition: Definition) -> str:
-        """Return the source of a definition."""
-        return "".join(self.lines[definition.first - 1 : definition.last])
 
 
 def outline_of(source: bytes) -> Outline | None:
@@ -100,9 +97,8 @@ def _definition(statement: ast.stmt, names: tuple[str, ...], lines: Sequence[str
     decorators = getattr(statement, "decorator_list", ())
     first = min((statement.lineno, *(each.lineno for each in decorators)))
     last = statement.end_lineno or first
-    return Definition(
-        names, first, last, _words(lines[first - 1 : last]), isinstance(statement, ast.ClassDef)
-    )
+    text = "".join(lines[first - 1 : last])
+    return Definition(names, first, last, text, isinstance(statement, ast.ClassDef))
 
 
 def _is_for_scripts(statement: ast.stmt) -> bool:
@@ -112,8 +108,10 @@ def _is_for_scripts(statement: ast.stmt) -> bool:
     )
 
 
-def _words(lines: Sequence[str]) -> frozenset[str]:
-    return frozenset(_WORD.findall("".join(lines)))
+@lru_cache(maxsize=4096)
+def words_of(text: str) -> frozenset[str]:
+    """Return every word of a text."""
+    return frozenset(_WORD.findall(text))
 
 
 def _bound_by(statement: ast.stmt) -> Iterator[str]:

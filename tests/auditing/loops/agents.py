@@ -1,4 +1,4 @@
-"""Correct loops of agents, sequences and learners of learners."""
+"""Loops of agents, sequences and learners of learners, most of them correct."""
 
 from __future__ import annotations
 
@@ -492,3 +492,84 @@ def critic_without_a_backward():
         optimize_critic.zero_grad()
         optimize_critic.step()  # <- here
         assert value.isfinite()
+
+
+def workers_of(count, rounds, hand_over, clear):
+    shared = mlp(4, 1)
+    optimizer = torch.optim.Adam(shared.parameters())
+    workers = [mlp(4, 1) for _ in range(count)]
+    for _ in range(rounds):
+        for worker in workers:
+            worker.load_state_dict(shared.state_dict())
+            loss = (worker(torch.randn(6, 4)) - torch.randn(6, 1)).square().mean()
+            optimizer.zero_grad()
+            clear(worker)
+            yield loss
+            for mine, theirs in zip(worker.parameters(), shared.parameters(), strict=True):
+                hand_over(mine, theirs)
+            optimizer.step()
+
+
+def share(mine, theirs):
+    theirs.grad = mine.grad
+
+
+def share_a_copy(mine, theirs):
+    theirs.grad = mine.grad.clone()
+
+
+@buggy("GCS301")
+def workers_whose_gradients_are_shared_and_never_cleared():
+    for loss in workers_of(3, 5, share, clear=lambda _: None):
+        loss.backward()  # <- here
+
+
+@buggy("GCS301")
+def workers_whose_gradients_are_copied_and_never_cleared():
+    for loss in workers_of(2, 5, share_a_copy, clear=lambda _: None):
+        loss.backward()  # <- here
+
+
+@clean
+def workers_whose_gradients_are_shared():
+    for loss in workers_of(3, 5, share, clear=nn.Module.zero_grad):
+        loss.backward()
+
+
+@clean
+def workers_whose_gradients_are_copied_and_zeroed():
+    def clear(worker):
+        worker.zero_grad(set_to_none=False)
+
+    for loss in workers_of(2, 5, share_a_copy, clear):
+        loss.backward()
+
+
+@clean
+def workers_whose_gradients_are_added_up_for_some_time():
+    def clear(worker):
+        for parameter in worker.parameters():
+            parameter.grad = None
+
+    def add(mine, theirs):
+        share_a_copy(mine, theirs)
+
+    for loss in workers_of(2, 5, add, clear):
+        (loss / 2).backward(retain_graph=True)
+        (loss / 2).backward()
+
+
+@clean
+def master_weights_in_double_precision():
+    model = mlp(4, 1)
+    master = [each.detach().double().requires_grad_() for each in model.parameters()]
+    optimizer = torch.optim.SGD(master, lr=0.01)
+    for x, y in data(8):
+        model.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        for mine, theirs in zip(model.parameters(), master, strict=True):
+            theirs.grad = mine.grad.double()
+        optimizer.step()
+        with torch.no_grad():
+            for mine, theirs in zip(model.parameters(), master, strict=True):
+                mine.copy_(theirs)

@@ -90,3 +90,49 @@ def guard_against_a_loss_that_is_not_finite():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+
+
+@buggy("GCS604")
+def numbers_written_over_nan():
+    model, optimizer = setup(torch.optim.Adam)
+    for _ in range(6):
+        gap = model(torch.randn(6, 4)) * torch.tensor([[0.0], [1], [1], [1], [1], [1]])
+        optimizer.zero_grad()
+        gap.square().sum(1).sqrt().mean().backward()  # <- here
+        for parameter in model.parameters():
+            torch.nan_to_num_(parameter.grad, nan=0.0)
+        optimizer.step()
+
+
+@buggy("GCS604")
+def hooks_of_parameters_that_write_over_nan():
+    model, optimizer = setup()
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: torch.nan_to_num(gradient, nan=0.0))
+    for _ in range(6):
+        gap = model(torch.randn(6, 4)) * torch.tensor([[0.0], [1], [1], [1], [1], [1]])
+        optimizer.zero_grad()
+        gap.square().sum(1).sqrt().mean().backward()  # <- here
+        optimizer.step()
+
+
+@clean
+def root_of_what_was_masked_before():
+    model, optimizer = setup()
+    padded = torch.arange(6)[:, None] == 0
+    for _ in range(6):
+        gap = model(torch.randn(6, 4)).square().masked_fill(padded, 0.0)
+        optimizer.zero_grad()
+        gap.sqrt().masked_fill(padded, 0.0).mean().backward()
+        optimizer.step()
+
+
+@clean
+def nan_to_num_that_has_nothing_to_do():
+    model, optimizer = setup()
+    for x, y in data(6):
+        optimizer.zero_grad()
+        mse(model, x, y).backward()
+        for parameter in model.parameters():
+            torch.nan_to_num_(parameter.grad)
+        optimizer.step()

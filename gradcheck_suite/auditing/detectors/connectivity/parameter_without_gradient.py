@@ -362,7 +362,7 @@ class ParameterWithoutGradientDetector:
                 watched.had[identity] = watched.had.get(identity, 0) | bit
                 watched.missing.pop(identity, None)
                 watched.frozen.pop(identity, None)
-            elif watched.steps == 1:
+            elif watched.steps == 1 and self._may_have_gradient(parameter):
                 kept = watched.missing if parameter.requires_grad else watched.frozen
                 kept[identity] = weakref.ref(parameter)
         if watched.steps > 1:
@@ -371,6 +371,11 @@ class ParameterWithoutGradientDetector:
             self._any_missing = True
         elif self._any_missing:
             self._any_missing = any(each.missing for each in self._watched.values())
+
+    def _may_have_gradient(self, parameter: torch.Tensor) -> bool:
+        """Return whether this rank has a part of it, whose gradient FSDP does not keep back."""
+        waits = id(parameter) in self._recorder.exchanges.waiting
+        return bool(parameter.numel()) and not waits
 
     def _ask(self, watched: Watched) -> None:
         """Find out whose the parameters without gradients are, and watch those modules."""

@@ -6,13 +6,16 @@ first backwards each node of the graph also says whether finite gradients went i
 out, unless the process has made no optimizer yet. What a GradScaler skips never gets here.
 
 Where gradients are cleared that no step has used, the next backwards are watched as closely: a
-guard of the program's that leaves steps out hides NaN that comes of a mistake.
+guard of the program's that leaves steps out hides NaN that comes of a mistake. So does what writes
+numbers over NaN that has reached a parameter, a hook of the parameter's or ``nan_to_num_``: the
+step that follows finds finite gradients.
 """
 
 from __future__ import annotations
 
 import cmath
 import math
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -84,6 +87,10 @@ another loss, as where a generator's reach the discriminator."""
 _ENOUGH_LEFT_OUT = 2
 """Of those, so many with NaN that no step has used make a finding. Chosen: one batch may be bad."""
 
+_ENOUGH_REPLACED = 2
+"""So many backwards with NaN that the program has replaced make a warning; fewer are a note.
+Chosen: one batch may be bad."""
+
 _NAMES_SHOWN = 5
 """Names of parameters among a finding's evidence. Chosen, for length."""
 
@@ -126,6 +133,9 @@ class NonFiniteGradientDetector:
         self._to_watch = self._watched = 0
         self._watched_at: int | None = None
         self._left_out: Occurrences[CallSite | None, tuple[_Birth, CallSite | None]] = Occurrences()
+        # Of gradients that the program has made finite again before a step.
+        self._reached: weakref.ref[Tensor] | None = None
+        self._replaced: Occurrences[CallSite | None, tuple[_Birth, CallSite | None]] = Occurrences()
 
     def subscriptions(self) -> Subscriptions:
         """Look at what backward starts from, and at what a step is about to use."""
@@ -178,7 +188,10 @@ class NonFiniteGradientDetector:
         """Return one finding for each optimizer that used such gradients."""
         if self._findings or self._is_scaled:
             return list(self._findings.values())
-        return self._left_out.findings(_left_out_finding, least=_ENOUGH_LEFT_OUT)
+        return [
+            *self._left_out.findings(_left_out_finding, least=_ENOUGH_LEFT_OUT),
+            *self._replaced.findings(_replaced_finding),
+        ]
 
     def _before_backward(self, event: BackwardStarted) -> Attention | int | None:
         if self._findings:
@@ -198,6 +211,7 @@ class NonFiniteGradientDetector:
             handle.remove()
         self._handles.clear()
         self._birth = None
+        self._reached = None
         self._backward = event.site
         self._loss = None
         self._watched_at = self._recorder.state.optimizer_steps if closely else None
@@ -221,13 +235,17 @@ class NonFiniteGradientDetector:
         kind = type(node)
 
         def look(produced: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> None:
-            if self._birth is not None or number != self._round or not self._recorder.state.running:
+            if number != self._round or not self._recorder.state.running:
                 return
-            bad = next((each for each in produced if not _is_finite(each)), None)
-            if bad is not None and all(map(_is_finite, given)):
-                running = current_node()
-                if running is not None:
+            running = current_node()
+            if running is None:
+                return
+            if self._birth is None:
+                bad = next((each for each in produced if not _is_finite(each)), None)
+                if bad is not None and all(map(_is_finite, given)):
                     self._birth = self._describe(running, kind, name, bad)
+            if self._birth is not None and self._reached is None:
+                self._reached = _reached_by(running, produced)
 
         return look
 
@@ -294,7 +312,18 @@ class NonFiniteGradientDetector:
         bad = _non_finite(event.optimizer)
         if bad and not _skips_itself(event.optimizer):
             self._findings[id(event.optimizer)] = self._finding(event, bad)
+        if not bad:
+            self._look_for_replaced(event.optimizer)
         return None
+
+    def _look_for_replaced(self, optimizer: Optimizer) -> None:
+        """Note NaN that reached a parameter of an optimizer whose gradients are finite now."""
+        birth, leaf = self._birth, None if self._reached is None else self._reached()
+        if birth is None or leaf is None or leaf.grad is None:
+            return
+        if any(each is leaf for each in parameters_of(optimizer)):
+            self._reached = None
+            self._replaced.note(birth.site, lambda: (birth, self._backward))
 
     def _finding(self, event: StepStarted, bad: list[Tensor]) -> Finding:
         names = [self._names.of(parameter) for parameter in bad[:_NAMES_SHOWN]]
@@ -348,20 +377,48 @@ class NonFiniteGradientDetector:
 
 def _left_out_finding(first: tuple[_Birth, CallSite | None], count: int) -> Finding:
     birth, site = first
-    where, backward = location_of(birth.site), location_of(site)
     what = f"{birth.value} first shows in what {birth.operation} has in the forward"
-    if not birth.in_forward:
-        what = (
-            f"the forward was finite, and backward of {birth.operation} made {birth.value} out of "
-            "finite gradients"
-        )
+    return _hidden_finding(
+        birth,
+        site,
+        count,
+        f"no step used the gradients of {count} backward() calls: "
+        f"{what if birth.in_forward else _born_in_backward(birth)}; a guard that leaves such steps "
+        "out hides which batches train nothing",
+        Severity.NOTE if birth.in_forward else Severity.WARNING,
+    )
+
+
+def _replaced_finding(first: tuple[_Birth, CallSite | None], count: int) -> Finding:
+    birth, site = first
+    number = "1 backward() call" if count == 1 else f"{count} backward() calls"
+    return _hidden_finding(
+        birth,
+        site,
+        count,
+        f"{birth.value} reached parameters in {number}, and numbers were written over it before "
+        f"the step: {_born_in_backward(birth)}; what is replaced trains nothing",
+        Severity.WARNING if count >= _ENOUGH_REPLACED else Severity.NOTE,
+    )
+
+
+def _born_in_backward(birth: _Birth) -> str:
     above = "" if birth.above is None else f" (next to `{birth.above}`)"
+    return (
+        f"the forward was finite, and backward of {birth.operation} made {birth.value} out of "
+        f"finite gradients{above}"
+    )
+
+
+def _hidden_finding(
+    birth: _Birth, site: CallSite | None, count: int, message: str, severity: Severity
+) -> Finding:
+    where, backward = location_of(birth.site), location_of(site)
     return Finding.of(
         catalogue.NON_FINITE_GRADIENT,
-        f"no step used the gradients of {count} backward() calls: {what}{above}; a guard that "
-        "leaves such steps out hides which batches train nothing",
+        message,
         detector="audit",
-        severity=Severity.NOTE if birth.in_forward else Severity.WARNING,
+        severity=severity,
         location=where or backward,
         related=related((backward, "in this backward"), apart_from=where),
         hint="make the argument safe before the op: (x + eps).sqrt(), x.clamp(min=eps)",
@@ -372,6 +429,15 @@ def _left_out_finding(first: tuple[_Birth, CallSite | None], count: int) -> Find
             "module": birth.above,
         },
     )
+
+
+def _reached_by(node: Node, produced: Sequence[Tensor | None]) -> weakref.ref[Tensor] | None:
+    """Return a leaf that a node has made a gradient for that is not finite."""
+    for gradient, (edge, _) in zip(produced, node.next_functions, strict=False):
+        leaf = getattr(edge, "variable", None)
+        if leaf is not None and not _is_finite(gradient):
+            return weakref.ref(leaf)
+    return None
 
 
 def _next(iteration: int, every: int) -> int:

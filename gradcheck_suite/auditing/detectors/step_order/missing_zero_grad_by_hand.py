@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from gradcheck_suite.auditing.detectors.step_order.handed_over_gradients import (
+        HandedOverGradientsDetector,
+    )
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.object_names.tensor_names import ParameterNames
     from gradcheck_suite.auditing.recorder import Recorder
@@ -140,10 +143,14 @@ class MissingZeroGradByHandDetector:
     Args:
         recorder: whose events these are.
         names: how parameters are called.
+        handed_over: tells of gradients that an optimizer is given.
     """
 
-    def __init__(self, recorder: Recorder, names: ParameterNames) -> None:
+    def __init__(
+        self, recorder: Recorder, names: ParameterNames, handed_over: HandedOverGradientsDetector
+    ) -> None:
         self._recorder = recorder
+        self._handed_over = handed_over
         self._names = names
         self._followed: dict[int, _Followed] = {}
         self._reached: list[weakref.ref[torch.Tensor]] = []
@@ -244,6 +251,8 @@ class MissingZeroGradByHandDetector:
             self._report(event, stale)
 
     def _report(self, event: BackwardStarted, stale: list[_Moved]) -> None:
+        if self._backward in self._handed_over.backwards:
+            return  # An optimizer had made the update.
         first = stale[0]
         writes = self._recorder.write_log.since(first.followed.since, first.leaf)
         update = writes[-1].site if writes else None

@@ -3,7 +3,8 @@
 Within one run the majority is the reference. A first step that also applies a backward from before
 the loop, which no other step does, has a gradient in it that was not meant for it. One window of
 another length, one step without a new backward, or some with the backward of another line as well,
-among many alike, are facts to know of.
+among many alike, are facts to know of. Where the source shows a way out between the backward and
+its step, the gradients of an update that was broken off were added to those of the next.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.gradients import is_nonzero
 from gradcheck_suite.auditing.events import Attention, BackwardStarted, StepFinished
-from gradcheck_suite.findings import Finding, Severity
+from gradcheck_suite.auditing.source_analysis.source import way_out
+from gradcheck_suite.findings import Finding, Location, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -212,7 +214,21 @@ def _departing(
         # One length after the other is a schedule.
         takes_turns = usual.first < kind.latest and kind.first < usual.latest
         if not is_remainder and (is_first or takes_turns):
-            yield _uneven(steps, usual, kind)
+            left_at = _left_at(kind) if len(shape) == 1 and kind.added else None
+            yield (
+                _uneven(steps, usual, kind)
+                if left_at is None
+                else _broken_off(steps, usual, kind, left_at)
+            )
+
+
+def _left_at(kind: _Kind) -> Location | None:
+    """Return the line by which the program may go from a backward past the step that uses it."""
+    backward, step = location_of(kind.sites[0]), location_of(kind.step_site)
+    if backward is None or step is None or backward.path != step.path:
+        return None
+    line = way_out(step.path, backward.line, step.line)
+    return None if line is None else Location(step.path, line, function=step.function)
 
 
 def _left_before(steps: _Steps, usual: _Kind, kind: _Kind, site: CallSite | None) -> Finding:
@@ -264,6 +280,33 @@ def _beside(steps: _Steps, usual: _Kind, kind: _Kind, extra: Sequence[CallSite |
             "optimizer": steps.name,
             "backwards": len(kind.sites),
             "usual_backwards": len(usual.sites),
+            "usual_steps": usual.count,
+        },
+    )
+
+
+def _broken_off(steps: _Steps, usual: _Kind, kind: _Kind, left_at: Location) -> Finding:
+    total = usual.count + kind.count
+    return Finding.of(
+        catalogue.LEFTOVER_GRADIENT,
+        f"{kind.count} of {total} calls of {steps.name}.step() also applied what an earlier "
+        f"backward() had left: they used {_calls(kind)} of one line, the others 1 (first in its "
+        f"step {kind.first}), and here the program goes from that line past the step; expected "
+        "the gradients to be cleared first",
+        detector="audit",
+        severity=Severity.WARNING,
+        location=left_at,
+        related=related(
+            (location_of(kind.sites[0]), "this backward's gradients are left"),
+            (location_of(kind.step_site), "this step applied them with the next"),
+        ),
+        hint="call zero_grad() before each backward(), or before leaving here",
+        evidence={
+            "count": kind.count,
+            "step": kind.first,
+            "optimizer": steps.name,
+            "backwards": len(kind.sites),
+            "usual_backwards": 1,
             "usual_steps": usual.count,
         },
     )

@@ -9,7 +9,17 @@ import libcst as cst
 
 from gradcheck_lint.model.flow import GradMode
 from gradcheck_lint.model.function_class import body_of
-from gradcheck_lint.model.syntax import boolean, dotted_name, has_star, keyword, positional
+from gradcheck_lint.model.syntax import (
+    ASSIGNING,
+    assigned_once,
+    boolean,
+    bound_names,
+    dotted_name,
+    has_star,
+    keyword,
+    positional,
+    walk,
+)
 from gradcheck_lint.model.values import Kind, all_are
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
@@ -55,7 +65,7 @@ class CheckpointCutsGraph(Rule):
                 continue
             if _PARTS.search(owner.node.name.value.lower()):
                 continue
-            if len(function.bindings.get(given[0], ())) != 1 or _is_used_by_others(owner, function):
+            if not _is_as_given(given[0], node, function) or _is_used_by_others(owner, function):
                 continue
             yield Violation(
                 node,
@@ -100,6 +110,22 @@ def _is_layer(attribute: str, owner: ClassScope, function: FunctionModel) -> boo
         for name in called
         if name.isidentifier()
     )
+
+
+def _is_as_given(parameter: str, call: cst.Call, function: FunctionModel) -> bool:
+    """Tell whether a parameter still holds what it was given where a call is made."""
+    for node in function.scope.nodes:
+        if type(node) in ASSIGNING:
+            target, value = assigned_once(node)
+            if value is not None and any(inner is call for inner in walk(value)):
+                return True
+            if target is not None and parameter in bound_names(target):
+                return False
+        elif node is call:
+            return True
+        elif isinstance(node, (cst.AugAssign, cst.For)) and parameter in bound_names(node.target):
+            return False
+    return False
 
 
 _ASKED = frozenset({"requires_grad", "requires_grad_"})

@@ -19,6 +19,7 @@ from gradcheck_lint.model.values import (
     carried_by_all,
     join_all,
     sites,
+    through_all,
 )
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.in_place.overwriting_layers import written_by_layer
@@ -149,11 +150,21 @@ def _use(
     for event in later:
         if exclude(save, event) or exclude(write, event) or event.expects_error:
             continue
-        if isinstance(event, Backward) and result in carried_by_all(event.values):
-            return event
-        if is_forward and isinstance(event, Return) and result in carried_by_all(event.values):
+        ends = isinstance(event, Backward) or (is_forward and isinstance(event, Return))
+        if ends and _needs(event, result, in_loop=bool(save.loops) and save.loops == write.loops):
             return event
     return None
+
+
+def _needs(event: Event, result: int, *, in_loop: bool) -> bool:
+    """Tell whether what is differentiated or returned has the result of an operation in its graph.
+
+    Where no iteration of the loop runs that makes it, nothing is written there, either.
+    """
+    assert isinstance(event, (Backward, Return))
+    return result in carried_by_all(event.values) or (
+        in_loop and result in through_all(event.values)
+    )
 
 
 def _is_forward(function: FunctionModel) -> bool:
@@ -197,4 +208,5 @@ def _severity(
     # Under autocast a layer may have saved a copy of its own.
     is_eager = not function.module.mentions(b"autocast")
     certain = isinstance(use, Backward) and happens and exactly and is_eager
+    certain = certain and _needs(use, id(save.node), in_loop=False)
     return Severity.ERROR if certain else Severity.WARNING

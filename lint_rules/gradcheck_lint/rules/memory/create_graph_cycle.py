@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gradcheck_lint.analyses.hidden_effects import ZEROING, may_act_elsewhere
+from gradcheck_lint.analyses.repeated_calls import repeats
 from gradcheck_lint.model.flow import Backward, ZeroGrad
 from gradcheck_lint.model.scopes import Part
+from gradcheck_lint.model.values import Kind, Origin, all_are
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -32,14 +34,33 @@ class CreateGraphCycle(Rule):
                 continue
             if any(isinstance(other, ZeroGrad) for other in events[index + 1 :]):
                 continue
-            if event.loops and any(isinstance(other, ZeroGrad) for other in events):
+            early = [other for other in events if isinstance(other, ZeroGrad)]
+            is_dropped = bool(event.loops and early)
+            if is_dropped and not (repeats(function) and all(map(_is_of_this_call, early))):
                 continue
             if may_act_elsewhere(function, ZEROING):
                 continue
             yield Violation(
                 event.node,
                 "backward(create_graph=True) lets each parameter and its gradient hold each other: "
-                "the graph stays in memory until the gradients are set to None",
+                + (_OF_THE_LAST if is_dropped else _ALWAYS),
                 Severity.WARNING,
                 "use `torch.autograd.grad(loss, parameters, create_graph=True)`",
             )
+
+
+_ALWAYS: Final = "the graph stays in memory until the gradients are set to None"
+_OF_THE_LAST: Final = (
+    "those of the last iteration stay in memory with all of the graph, at each call, for nothing "
+    "sets them to None"
+)
+
+
+def _is_of_this_call(zeroing: ZeroGrad) -> bool:
+    """Tell whether the function itself has made what is zeroed."""
+    return all_are(zeroing.values, *_OWNERS) and all(
+        value.origin is Origin.OTHER for value in zeroing.values
+    )
+
+
+_OWNERS: Final = (Kind.OPTIMIZER, Kind.MODULE, Kind.INSTANCE, Kind.LEAF, Kind.PARAMETERS)

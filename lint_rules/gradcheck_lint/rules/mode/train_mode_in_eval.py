@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from gradcheck_lint.model.flow import Backward, Call, Event, Forward, GradMode, Step
+from gradcheck_lint.analyses.repeated_calls import repeats
+from gradcheck_lint.model.flow import (
+    Backward,
+    Call,
+    Event,
+    Forward,
+    GradMode,
+    ModeSwitch,
+    Step,
+)
 from gradcheck_lint.model.values import Kind, all_are, sites
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
@@ -18,6 +27,7 @@ if TYPE_CHECKING:
 
     from gradcheck_lint.model.module import FunctionModel
     from gradcheck_lint.model.scopes import FunctionScope
+    from gradcheck_lint.model.values import Value
 
 
 class TrainModeInEval(Rule):
@@ -26,11 +36,8 @@ class TrainModeInEval(Rule):
     entry = catalogue.TRAIN_MODE_IN_EVAL
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
-        """Yield the model of a validation loop in a file that trains and never calls eval()."""
-        module = function.module
+        """Yield the model of a validation that training runs and that no eval() reaches."""
         name = function.scope.name.rpartition(".")[2].lower()
-        if module.mentions(b".eval()", b"train(False)"):
-            return
         if function.runs_in_engine:
             return
         if not _EVALUATES.search(name):
@@ -39,13 +46,14 @@ class TrainModeInEval(Rule):
         forwards = [
             event
             for event in function.events()
-            if isinstance(event, Forward) and event.loops and event.mode is GradMode.DISABLED
+            if isinstance(event, Forward) and _is_evaluated(event, function)
         ]
         if not forwards or not _is_called_in_training(function, function.scope):
             return
         if any(_may_switch(event, forwards[0]) for event in function.events()):
             return
-        yield _violation(forwards[0])
+        if not _is_reached_by_eval(function):
+            yield _violation(forwards[0])
 
 
 _EVALUATES = re.compile("valid|eval|test|accuracy")
@@ -69,6 +77,8 @@ def _inside_training(function: FunctionModel) -> Iterator[Violation]:
     words = function.scope.words
     if "backward" not in words or words.isdisjoint(_ACTS) or not _has_modes(function):
         return
+    if _is_reached_by_eval(function):
+        return
     events = list(function.events())
     stepping = {loop for event in events if isinstance(event, Step) for loop in event.loops}
     for loop in function.loops():
@@ -87,6 +97,60 @@ def _inside_training(function: FunctionModel) -> Iterator[Violation]:
             ):
                 yield _violation(event)
                 return
+
+
+def _is_evaluated(forward: Forward, function: FunctionModel) -> bool:
+    """Tell whether a model that evaluation mode changes runs, as far as is known."""
+    if any(map(_depends_on_mode, forward.values)) or _has_mode(forward, function):
+        return True
+    if function.module.mentions(b".eval()", b"train(False)"):
+        return False  # whoever wrote it knows of modes, and this model may have none
+    return bool(forward.loops) and forward.mode is GradMode.DISABLED
+
+
+def _depends_on_mode(value: Value) -> bool:
+    """Tell whether a value is a layer that evaluation mode changes, or a sequence with one."""
+    if value.kind is not Kind.MODULE:
+        return False
+    if _MODES.fullmatch(value.name.rpartition(".")[2]) is not None:
+        return True
+    return any(_depends_on_mode(part) for parts in value.parts for part in parts)
+
+
+def _is_reached_by_eval(function: FunctionModel) -> bool:
+    """Tell whether a function, one that leads to it, or a helper of these sets the mode."""
+    waiting, seen = [function.scope], set[int]()
+    while waiting:
+        scope = waiting.pop()
+        if id(scope) in seen:
+            continue
+        seen.add(id(scope))
+        known = function.module.function(scope)
+        called = {
+            id(event.function): function.module.function(event.function)
+            for event in known.events()
+            if isinstance(event, Call) and event.function is not None
+        }
+        helpers = [each for each in called.values() if not _runs_model(each)]
+        if any(map(_sets_eval, (known, *helpers))):
+            return True
+        waiting += [
+            caller.scope
+            for caller in function.module.functions()
+            for event in caller.events()
+            if isinstance(event, Call) and event.function is scope
+        ]
+    return False
+
+
+def _runs_model(function: FunctionModel) -> bool:
+    return any(isinstance(event, Forward) for event in function.events())
+
+
+def _sets_eval(function: FunctionModel) -> bool:
+    return any(
+        isinstance(event, ModeSwitch) and event.training is not True for event in function.events()
+    )
 
 
 def _has_modes(function: FunctionModel) -> bool:
@@ -116,7 +180,8 @@ def _is_called_in_training(function: FunctionModel, scope: FunctionScope) -> boo
     for caller in function.module.functions():
         events = list(caller.events())
         calls = any(
-            isinstance(event, Call) and event.function is scope and event.loops for event in events
+            isinstance(event, Call) and event.function is scope and (event.loops or repeats(caller))
+            for event in events
         )
         if calls and _trains(caller):
             return True

@@ -9,7 +9,17 @@ import libcst as cst
 from gradcheck_lint.analyses.callers import models_of_step
 from gradcheck_lint.analyses.hidden_effects import ZEROING, may_act_unseen
 from gradcheck_lint.analyses.repeated_calls import repeats, steps_for_others
-from gradcheck_lint.model.flow import Backward, Call, Event, Freeze, Step, ZeroGrad
+from gradcheck_lint.model.flow import (
+    Backward,
+    Call,
+    Event,
+    Freeze,
+    Jump,
+    JumpKind,
+    Return,
+    Step,
+    ZeroGrad,
+)
 from gradcheck_lint.model.paths import Occurrence
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import (
@@ -44,6 +54,7 @@ class LeftoverGradient(Rule):
             return
         if function.runs_in_engine:
             return
+        yield from _left_by_exits(function)
         events = [
             event
             for event in function.events()
@@ -72,6 +83,47 @@ class LeftoverGradient(Rule):
                 f"call `{receiver}.zero_grad()` right before its own backward()",
                 ((foreign.node, "left here"), (own.node, "added to here")),
             )
+
+
+def _left_by_exits(function: FunctionModel) -> Iterator[Violation]:
+    """Yield what leaves a loop after backward() and before the step and the reset that follow."""
+    events = list(function.events())
+    for index, backward in enumerate(events):
+        if not isinstance(backward, Backward) or backward.partial or not backward.loops:
+            continue
+        if any(isinstance(e, ZeroGrad) or _may_reset(e, function) for e in events[:index]):
+            continue
+        for place, leaving in enumerate(events[index:], start=index):
+            if not _leaves(leaving) or leaving.loops != backward.loops:
+                continue
+            if leaving.arms[: len(backward.arms)] != backward.arms:
+                continue
+            between = [e for e in events[index:place] if leaving.arms[: len(e.arms)] == e.arms]
+            if any(isinstance(e, Step) or _may_reset(e, function) for e in between):
+                continue
+            if any(isinstance(e, ZeroGrad) for e in between):
+                continue
+            later = [e for e in events[place:] if e.loops == backward.loops]
+            step = next((e for e in later if isinstance(e, Step)), None)
+            comes_back = repeats(function) or steps_for_others(function)
+            if isinstance(leaving, Jump):
+                comes_back = comes_back or len(backward.loops) > 1
+            if step is None or leaving.arms == backward.arms or not comes_back:
+                continue
+            if not any(isinstance(e, ZeroGrad) for e in later) or may_act_unseen(function, ZEROING):
+                continue
+            yield Violation(
+                leaving.node,
+                "this leaves the loop with the gradients of the backward() before it, which no "
+                "step uses and nothing zeroes: the next backward() adds to them",
+                Severity.WARNING,
+                "zero them here as well, or before each backward()",
+                ((backward.node, "left by this"), (step.node, "the step that is passed over")),
+            )
+
+
+def _leaves(event: Event) -> bool:
+    return isinstance(event, Return) or (isinstance(event, Jump) and event.how is JumpKind.BREAK)
 
 
 def _comes_again(step: Step, function: FunctionModel) -> bool:

@@ -265,3 +265,68 @@ def test_steps_that_clear_before_it_are_left_alone(audited):
 
 def test_a_penalty_that_comes_now_and_then_is_no_more_than_a_note(audited, only):
     assert only(audited(penalty_now_and_then), "GCS309").severity is Severity.NOTE
+
+
+def updates(broken_off, *, clear_before=False):
+    model, optimizer = trained()
+    for turn in range(12):
+        for part in range(3):
+            if clear_before:
+                optimizer.zero_grad()
+            loss_of(model).backward()
+            if broken_off and turn % 4 == 1 and part == 1:
+                break  # <- here
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def updates_by_a_function():
+    model, optimizer = trained()
+
+    def update(too_far):
+        loss_of(model).backward()
+        if too_far:
+            return  # <- here
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for turn in range(16):
+        update(too_far=turn % 5 == 3)
+
+
+def test_an_update_that_is_broken_off_leaves_its_gradients(audited, only, line_of):
+    finding = only(audited(lambda: updates(broken_off=True)), "GCS309")
+    assert finding.severity is Severity.WARNING
+    assert finding.location.line == line_of(updates)
+    assert "3 of 30 calls of SGD.step() also applied what an earlier backward() had left" in (
+        finding.message
+    )
+    assert [each.message for each in finding.related] == [
+        "this backward's gradients are left",
+        "this step applied them with the next",
+    ]
+
+
+def test_so_does_a_function_that_returns_before_its_step(audited, only, line_of):
+    finding = only(audited(updates_by_a_function), "GCS309")
+    assert finding.location.line == line_of(updates_by_a_function)
+
+
+@pytest.mark.parametrize("options", [{"broken_off": False}, {"clear_before": True}])
+def test_nothing_is_said_where_they_are_cleared(audited, options):
+    session = audited(lambda: updates(**{"broken_off": True, **options}))
+    assert not session.findings
+
+
+def test_a_window_that_is_longer_now_and_then_is_a_note(audited, only):
+    def loop():
+        model, optimizer = trained()
+        for turn in range(16):
+            for part in range(2):
+                loss_of(model).backward()
+                if part or turn % 5 != 3:
+                    break
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert only(audited(loop), "GCS311").severity is Severity.NOTE

@@ -16,7 +16,10 @@ from gradcheck_lint.rules.connectivity.graph_broken.detached_objectives import (
     detached_objectives,
 )
 from gradcheck_lint.rules.connectivity.graph_broken.drawn_values import drawn_values
-from gradcheck_lint.rules.connectivity.graph_broken.hard_predictions import hard_predictions
+from gradcheck_lint.rules.connectivity.graph_broken.hard_predictions import (
+    hard_predictions,
+    is_hard,
+)
 from gradcheck_lint.rules.connectivity.graph_broken.straight_through import codebook_losses
 from gradcheck_lint.rules.connectivity.graph_broken.terms import is_gradient, is_item, lost_terms
 from gradcheck_suite import catalogue
@@ -107,6 +110,8 @@ def _lost(function: FunctionModel, reported: set[int]) -> Iterator[Violation]:
                 hint = "use the computed tensor itself, or torch.stack for a list of them"
             elif is_computed and is_item(cut_node):
                 message, hint = _OF_ITEM, "leave out .item() where the loss is made of it"
+            elif is_computed and (is_hard(cut_node) or _is_elsewhere(cut_node, function)):
+                message, hint = _OF_TERM, "compute the term of values that still have their graph"
             else:
                 continue
             reported.add(id(cut_node))
@@ -131,10 +136,19 @@ _OF_ITEM = (
     "`{}` makes a number of a computed value, so this term of the loss has no gradient and trains "
     "nothing"
 )
+_OF_TERM = (
+    "`{}` takes the graph away of what a term of the loss is computed of: the term shows in the "
+    "loss, and nothing learns from it"
+)
 _OF_GRADIENT = (
     "`{}` returns gradients without a graph, because create_graph is not set: this term of the "
     "loss is a constant and penalizes nothing"
 )
+
+
+def _is_elsewhere(cut: cst.CSTNode, function: FunctionModel) -> bool:
+    """Tell whether a cut is made in a function that computes a term, not where that is added."""
+    return not any(node is cut for node in function.scope.nodes)
 
 
 _COPIES = frozenset({"tensor", "FloatTensor", "Tensor", "from_numpy"})

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from gradcheck_lint.model.module import FunctionModel
 
-__all__ = ["hard_predictions"]
+__all__ = ["hard_predictions", "is_hard"]
 
 
 def hard_predictions(function: FunctionModel) -> Iterator[tuple[str, cst.CSTNode]]:
@@ -31,7 +31,7 @@ def hard_predictions(function: FunctionModel) -> Iterator[tuple[str, cst.CSTNode
         return
     predicted = [each for each in scope.parameters if _PREDICTION.fullmatch(each) is not None]
     for parameter in sorted(predicted):
-        hard = {id(inner): node for node in scope.nodes if _is_hard(node) for inner in walk(node)}
+        hard = {id(inner): node for node in scope.nodes if is_hard(node) for inner in walk(node)}
         unread = {id(part) for node in scope.nodes for part in _not_read(node)}
         reads = [
             node
@@ -55,7 +55,7 @@ _PREDICTION: Final = re.compile(
 _HARD: Final = frozenset({"argmax", "argmin", "round", "sign", "floor", "ceil"})
 
 
-def _is_hard(node: cst.CSTNode) -> bool:
+def is_hard(node: cst.CSTNode) -> bool:
     """Return whether a node's value has no gradient for what it is computed of."""
     if isinstance(node, cst.Comparison):
         return not any(isinstance(each.operator, (cst.Is, cst.IsNot)) for each in node.comparisons)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import libcst as cst
 
 from gradcheck_lint.analyses.layers import called_function
+from gradcheck_lint.analyses.object_uses import argument_for
 from gradcheck_lint.model.syntax import (
     assigned_once,
     dotted_name,
@@ -47,7 +48,7 @@ def codebook_losses(function: FunctionModel) -> Iterator[cst.Call]:
     module = function.module
     if not module.mentions(b").detach()") or "detach" not in function.scope.words:
         return
-    held: dict[str, _Paths] = {}
+    held = _given_by_callers(function)
     for node in function.scope.nodes:
         if isinstance(node, cst.Call) and last_word(dotted_name(node.func)) in _DISTANCES:
             sides = positional(node)[:2]
@@ -60,6 +61,22 @@ def codebook_losses(function: FunctionModel) -> Iterator[cst.Call]:
 
 _DISTANCES: Final = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})
 _SIDES = 2
+
+
+def _given_by_callers(function: FunctionModel) -> dict[str, _Paths]:
+    """Return what the parameters of a function hold, by the calls of it in the file."""
+    given: dict[str, _Paths] = {}
+    for caller in function.module.callers_of(function.scope):
+        held: dict[str, _Paths] = {}
+        for node in caller.scope.nodes:
+            if isinstance(node, cst.Call) and called_function(node, caller) is function.scope:
+                for name in function.scope.parameters:
+                    value = argument_for(name, node, function.scope)
+                    if value is not None:
+                        paths = _paths_of(value, held, caller, 0)
+                        given[name] = given.get(name, _NOWHERE) | paths
+            _bind(node, held, caller, 0)
+    return given
 
 
 def _is_detached(node: cst.BaseExpression) -> bool:

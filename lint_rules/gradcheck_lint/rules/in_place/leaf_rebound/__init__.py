@@ -15,6 +15,7 @@ from gradcheck_lint.model.syntax import (
     boolean,
     bound_names,
     dotted_name,
+    pairs_of,
     small_statements,
     walk,
 )
@@ -53,6 +54,7 @@ class LeafRebound(Rule):
         if "grad" in function.scope.words:
             yield from _updated_on_self(function)
             yield from _updated_in_loops(function)
+            yield from _put_back(function)
             yield from map(_replaced_item, item_updates(function))
 
 
@@ -97,6 +99,54 @@ def _updated_in_loops(function: FunctionModel) -> Iterator[Violation]:
                 f"update it in place under no_grad: `{name} -= lr * {name}.grad`",
                 tuple((leaf.node, "the leaf") for leaf in leaves[:1] if leaf.node is not None),
             )
+
+
+def _put_back(function: FunctionModel) -> Iterator[Violation]:
+    """Yield `w = w - lr * w.grad` where a function that repeats puts the result into what it keeps.
+
+    As in `state["w"] = w`: that `.grad` is read shows that it was a leaf before.
+    """
+    scope = function.scope
+    updates = list(_updates_of_itself(function))
+    if not updates or not repeats(function):
+        return
+    for update, name in updates:
+        kept = [
+            target
+            for node in scope.nodes
+            if isinstance(node, cst.Assign)
+            for each in node.targets
+            for target, value in pairs_of(each.target, node.value)
+            if isinstance(target, cst.Subscript) and dotted_name(value) == name
+        ]
+        if kept and not _is_made_leaf(name, function):
+            place = function.module.code(kept[0])
+            yield Violation(
+                update,
+                f"`{name}` is a computed tensor from here on, and `{place}` holds it: the next "
+                "time its `.grad` is None",
+                Severity.WARNING,
+                f"update it in place under no_grad: `{name} -= lr * {name}.grad`",
+                ((kept[0], "put back here"),),
+            )
+
+
+def _is_made_leaf(name: str, function: FunctionModel) -> bool:
+    return any(
+        isinstance(node, cst.Attribute)
+        and node.attr.value in _LEAF_WORDS
+        and dotted_name(node.value) == name
+        for node in function.scope.nodes
+    )
+
+
+def _updates_of_itself(function: FunctionModel) -> Iterator[tuple[cst.Assign, str]]:
+    """Yield each `w = w - lr * w.grad` with the name."""
+    for node in function.scope.nodes:
+        if isinstance(node, cst.Assign) and len(node.targets) == 1:
+            target = node.targets[0].target
+            if isinstance(target, cst.Name) and _is_update(node.value, target.value, function):
+                yield node, target.value
 
 
 def _updated_on_self(function: FunctionModel) -> Iterator[Violation]:

@@ -1,0 +1,146 @@
+"""The store of torch.distributed that the processes of a job share."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+__all__ = [
+    "another_connection",
+    "communicating_methods",
+    "connect_to",
+    "default_store",
+    "is_sharded",
+    "is_shared",
+    "reduces_by_hook",
+    "waiting_shards",
+]
+
+# It says of most of its names that it does not export them.
+dist: Any = torch.distributed
+
+_ANSWERS_WITHIN = timedelta(seconds=10)
+"""What a store may take for an answer before it counts as gone."""
+
+
+def default_store() -> Any | None:
+    """Return the store that the default process group was made with, or None.
+
+    Torch 2.13 keeps it behind ``distributed_c10d._get_default_store``, in one or several stores
+    that only put a prefix before each key.
+    """
+    get = getattr(dist.distributed_c10d, "_get_default_store", None)
+    if get is None or not dist.is_initialized():
+        return None
+    try:
+        store = get()
+    except (RuntimeError, ValueError):
+        return None
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store
+
+
+def is_shared(store: Any) -> bool:
+    """Return whether several processes can be connected to a store."""
+    return isinstance(store, (dist.TCPStore, dist.FileStore))
+
+
+def another_connection(store: Any) -> Any:
+    """Return a store with the same contents whose calls do not wait for those of ``store``.
+
+    Torch 2.13 has ``Store.clone`` for it, torch 2.6 has not.
+    """
+    if isinstance(store, dist.FileStore):
+        return dist.FileStore(store.path)
+    return connect_to(store.host, store.port)
+
+
+def connect_to(host: str, port: int) -> Any:
+    """Connect to a store that another process, or this one, serves at this address."""
+    store = dist.TCPStore(
+        host, port, is_master=False, wait_for_workers=False, timeout=_ANSWERS_WITHIN
+    )
+    store.set_timeout(_ANSWERS_WITHIN)
+    return store
+
+
+def communicating_methods() -> tuple[str, ...]:
+    """Return the names of the methods of a process group that send or receive tensors.
+
+    Every function of ``torch.distributed`` calls one of them, by whatever name a program has
+    imported it (``distributed_c10d.py``, torch 2.13); the reducer of DistributedDataParallel and
+    functional collectives call none.
+    """
+    return tuple(name for name in _COMMUNICATING if hasattr(dist.ProcessGroup, name))
+
+
+_COMMUNICATING = (
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "all_gather_single",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "broadcast",
+    "gather",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+    "send",
+)
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Return whether a parameter is a part of one that lies on several ranks.
+
+    DTensors are (FSDP2, tensor parallelism), and what FSDP1 has flattened, which it marks
+    (``_fsdp_flattened``, torch 2.6 to 2.13).
+    """
+    return hasattr(tensor, "device_mesh") or bool(getattr(tensor, "_fsdp_flattened", False))
+
+
+def reduces_by_hook(wrapped: Any) -> bool:
+    """Return whether a DistributedDataParallel reduces by a hook of the program's."""
+    return bool(getattr(wrapped, "_comm_hooks", ()))
+
+
+def waiting_shards(module: Any) -> list[Any]:
+    """Return the parameters of an FSDP2 module whose gradients wait, as it is not to reduce them.
+
+    They lie on the whole parameters of its groups (``_fully_shard/_fsdp_param_group.py``, torch 2.6
+    to 2.13), where no optimizer sees them. Empty for other modules.
+    """
+    get_state = getattr(module, "_get_fsdp_state", None)
+    if get_state is None:
+        return []
+    state = get_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [getattr(state, "_fsdp_param_group", None)]
+    return [
+        each.sharded_param
+        for group in groups
+        if group is not None and not getattr(group, "reduce_grads", True)
+        for each in getattr(group, "fsdp_params", ())
+        if _has_whole_gradient(each)
+    ]
+
+
+def _has_whole_gradient(shard: Any) -> bool:
+    whole = getattr(shard, "_unsharded_param", None)
+    return (
+        getattr(shard, "unsharded_accumulated_grad", None) is not None
+        or getattr(whole, "grad", None) is not None
+    )

@@ -1,0 +1,177 @@
+"""GCS111: what is kept for later is the memory of what it is to be compared with."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+import libcst as cst
+
+from gradcheck_lint.model.name_sources import sources_of
+from gradcheck_lint.model.syntax import (
+    assigned_pairs,
+    dotted_name,
+    last_word,
+    walk,
+)
+from gradcheck_lint.model.values import Kind, all_are
+from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class KeptByReference(Rule):
+    """A gradient, weights, a model or the state of an optimizer is kept without a copy."""
+
+    entry = catalogue.KEPT_BY_REFERENCE
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield everything that is kept for later and changes with its original."""
+        if "load_state_dict" in function.scope.words:
+            yield from _shared_states(function)
+        if "state" in function.scope.words:
+            yield from _kept_in_state(function)
+        if "parameters" in function.scope.words:
+            yield from _own_references(function)
+
+
+def _shared_states(function: FunctionModel) -> Iterator[Violation]:
+    """Yield ``optimizer.load_state_dict(other.state_dict())`` of two optimizers."""
+    for node in function.scope.nodes:
+        if not isinstance(node, cst.Call) or len(node.args) != 1:
+            continue
+        into, source = _called_on(node, "load_state_dict"), node.args[0].value
+        other = _called_on(source, "state_dict")
+        if into is None or other is None or into == other:
+            continue
+        if not (_is_optimizer(into, function) and _is_optimizer(other, function)):
+            continue
+        is_beside = last_word(into) == last_word(other) and {".", "["} & set(other)
+        is_likely = is_beside or f"{other}.step" in function.module.code(function.scope.node)
+        yield Violation(
+            node,
+            f"`{into}` takes the tensors of `{other}`'s state without a copy: where both step, "
+            "each writes the moments of the other",
+            Severity.WARNING if is_likely else Severity.NOTE,
+            f"load `copy.deepcopy({other}.state_dict())`",
+        )
+
+
+def _called_on(node: cst.BaseExpression, method: str) -> str | None:
+    """Return ``x.y`` of ``x.y.method(...)``."""
+    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+        return None
+    return dotted_name(node.func.value) if node.func.attr.value == method else None
+
+
+def _is_optimizer(name: str, function: FunctionModel) -> bool:
+    values = function.bindings.get(name, frozenset())
+    return all_are(values, Kind.OPTIMIZER) or _OPTIMIZER.search(last_word(name)) is not None
+
+
+_OPTIMIZER: Final = re.compile(r"(?i)^optim|optimizer|^opt$|^opt_|_opt$")
+
+
+def _kept_in_state(function: FunctionModel) -> Iterator[Violation]:
+    """Yield the gradients and parameters that an optimizer's step keeps in its state."""
+    owner = function.scope.owner
+    if owner is None or not function.module.scopes.derives_from(owner, "torch.optim."):
+        return
+    for node in function.scope.nodes:
+        for target, value in assigned_pairs(node):
+            if not isinstance(target, cst.Subscript):
+                continue
+            what = _aliased(value, function)
+            if what is None or (what == "parameter" and function.module.matches(_REBINDS)):
+                continue
+            is_likely = what == "parameter" or function.module.matches(_ZEROES_IN_PLACE)
+            yield Violation(
+                node,
+                f"`{function.module.text(value)}` is kept in the state without a copy: "
+                + (
+                    "it changes with the parameter"
+                    if what == "parameter"
+                    else "where gradients are zeroed in place, it is the next gradient by then"
+                ),
+                Severity.WARNING if is_likely else Severity.NOTE,
+                f"keep `{function.module.text(value)}.clone()`",
+            )
+
+
+_REBINDS: Final = re.compile(rb"\.data\s*=(?!=)")
+_ZEROES_IN_PLACE: Final = re.compile(rb"set_to_none\s*=\s*False|grad(?:\.data)?\.zero_\(")
+
+
+def _aliased(value: cst.BaseExpression, function: FunctionModel) -> str | None:
+    """Return whether a value is a gradient or the data of a parameter itself, or neither."""
+    if isinstance(value, cst.Name):
+        sources = sources_of(function.scope).get(value.value) or []
+        kinds = {_aliased(each, function) for each in sources if each is not value}
+        return kinds.pop() if len(kinds) == 1 else None
+    if isinstance(value, cst.Call) and isinstance(value.func, cst.Attribute) and not value.args:
+        is_same = value.func.attr.value in {"detach", "view_as"}
+        return _aliased(value.func.value, function) if is_same else None
+    if not isinstance(value, cst.Attribute):
+        return None
+    if value.attr.value == "grad":
+        return "gradient"
+    if value.attr.value == "data":
+        return _aliased(value.value, function) or (
+            "parameter" if isinstance(value.value, cst.Name) else None
+        )
+    return None
+
+
+def _own_references(function: FunctionModel) -> Iterator[Violation]:
+    """Yield a reference model of an object that is, or may be, the one that it trains."""
+    if function.module.mentions(b"disable_adapter"):
+        return
+    trained = {
+        dotted_name(each.func.value)
+        for made in function.scope.nodes
+        if function.module.makes_optimizer(made)
+        for each in walk(made)
+        if isinstance(each, cst.Call)
+        and isinstance(each.func, cst.Attribute)
+        and each.func.attr.value in {"parameters", "named_parameters"}
+    }
+    names: dict[str, str] = {}
+    for node in function.scope.nodes:
+        for target, value in assigned_pairs(node):
+            name, source = dotted_name(target) or "", dotted_name(value)
+            if source is not None:
+                names[name] = source
+            if not trained or "." not in name or not _REFERENCE.search(last_word(name)):
+                continue
+            for way in _ways(value):
+                model = dotted_name(way) or ""
+                same = {model, names.get(model, model)} | {
+                    each for each, given in names.items() if given == model
+                }
+                if same & trained and model and not _REFERENCE.search(last_word(model)):
+                    yield Violation(
+                        node,
+                        f"`{name}` is `{model}` itself"
+                        + ("" if way is value else " where nothing else is given")
+                        + ", which the optimizer trains: what is compared with it moves with it",
+                        Severity.WARNING,
+                        f"make it of `copy.deepcopy({model})`",
+                    )
+
+
+_REFERENCE: Final = re.compile(r"(?i)(?:^|_)(?:ref|reference|teacher|frozen|ema|old|slow)(?:_|$)")
+
+
+def _ways(value: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    """Yield what a value may be: both of ``a if test else b`` and of ``a or b``."""
+    if isinstance(value, cst.IfExp):
+        yield from (value.body, value.orelse)
+    elif isinstance(value, cst.BooleanOperation) and isinstance(value.operator, cst.Or):
+        yield from (value.left, value.right)
+    else:
+        yield value

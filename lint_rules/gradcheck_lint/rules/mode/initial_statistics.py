@@ -1,0 +1,130 @@
+"""GCS704: a moving average of a model without its buffers."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+import libcst as cst
+
+from gradcheck_lint.model.name_sources import sources_of
+from gradcheck_lint.model.syntax import (
+    assigned_pairs,
+    dotted_name,
+    last_word,
+    walk,
+)
+from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel, ModuleModel
+
+
+class InitialStatistics(Rule):
+    """A model that evaluates follows the parameters of another one, and not its statistics."""
+
+    entry = catalogue.INITIAL_STATISTICS
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every loop that lets parameters follow others where nothing handles buffers."""
+        module = function.module
+        if "parameters" not in function.scope.words or module.matches(_HANDLES_BUFFERS):
+            return
+        is_likely = module.matches(_HAS_STATISTICS) and not module.matches(_PRETRAINED)
+        for node in function.scope.nodes:
+            over = _value(node.iter, function) if isinstance(node, cst.For) else None
+            if not isinstance(node, cst.For) or not isinstance(over, cst.Call):
+                continue
+            models = [_owner(_value(argument.value, function)) for argument in over.args]
+            if dotted_name(over.func) != "zip" or len(models) != _PAIR or None in models:
+                continue
+            follower = _written(node, [model or "" for model in models])
+            if follower is not None and _only_evaluates(last_word(follower), module):
+                yield Violation(
+                    node,
+                    f"the parameters of `{follower}` follow those of another model, and its "
+                    "buffers do not: in evaluation mode batch norm in it normalizes by the running "
+                    "statistics that it was made with",
+                    Severity.WARNING if is_likely else Severity.NOTE,
+                    "copy the buffers as well: `for a, b in zip(average.buffers(), "
+                    "model.buffers()): a.copy_(b)`",
+                )
+
+
+_PAIR: Final = 2
+_HAS_STATISTICS: Final = re.compile(rb"BatchNorm|resnet\d|mobilenet|efficientnet")
+_HANDLES_BUFFERS: Final = re.compile(
+    rb"buffers\(|running_mean|update_bn|state_dict\(\)\s*\.\s*(?:items|values)"
+)
+_PRETRAINED: Final = re.compile(rb"pretrained\s*=\s*True|weights\s*=\s*[^N\s]|load_state_dict")
+
+
+def _value(node: cst.BaseExpression, function: FunctionModel) -> cst.BaseExpression:
+    """Return what a name is given, where that is one expression."""
+    sources = sources_of(function.scope).get(node.value) if isinstance(node, cst.Name) else None
+    return sources[0] if sources is not None and len(sources) == 1 else node
+
+
+def _owner(node: cst.BaseExpression) -> str | None:
+    """Return ``model`` of ``model.parameters()``."""
+    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+        return None
+    return dotted_name(node.func.value) if node.func.attr.value == "parameters" else None
+
+
+def _written(loop: cst.For, models: list[str]) -> str | None:
+    """Return the model whose parameters are written in place, and made of the other's."""
+    if not isinstance(loop.target, cst.Tuple) or len(loop.target.elements) != _PAIR:
+        return None
+    names = [dotted_name(element.value) or "" for element in loop.target.elements]
+    for node in walk(loop.body):
+        for index, name in enumerate(names):
+            if name in _changed(node) and names[1 - index] in _names(loop.body):
+                return models[index]
+    return None
+
+
+def _names(node: cst.CSTNode) -> set[str]:
+    return {each.value for each in walk(node) if isinstance(each, cst.Name)}
+
+
+def _changed(node: cst.CSTNode) -> set[str]:
+    """Return the names of tensors that a node writes, as ``p`` of ``p.data.mul_(0.9)``."""
+    written: list[cst.CSTNode | None] = []
+    if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+        method = node.func.attr.value
+        if method.endswith("_") and method != "requires_grad_":
+            written.append(node.func.value)
+    elif isinstance(node, cst.AugAssign):
+        written.append(node.target)
+    written += [each for each, _ in assigned_pairs(node) if isinstance(each, cst.Attribute)]
+    names = (dotted_name(each) or "" for each in written)
+    return {name.removesuffix(".data") for name in names if not name.endswith(".grad")}
+
+
+def _only_evaluates(model: str, module: ModuleModel) -> bool:
+    """Return whether a model of this name is put in evaluation mode and never in the other."""
+    modes: set[str] = set()
+    for function in module.functions():
+        for node in function.scope.nodes:
+            for target, value in assigned_pairs(node):
+                if last_word(dotted_name(target)) == model and _ends_in_eval(value):
+                    modes.add("eval")
+            if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+                is_mode = node.func.attr.value in {"eval", "train"}
+                if is_mode and last_word(dotted_name(node.func.value)) == model:
+                    modes.add(node.func.attr.value)
+    return modes == {"eval"}
+
+
+def _ends_in_eval(value: cst.BaseExpression) -> bool:
+    """Return whether this is ``copy.deepcopy(model).eval()`` or the like."""
+    while isinstance(value, cst.Call) and isinstance(value.func, cst.Attribute):
+        if value.func.attr.value == "eval":
+            return True
+        value = value.func.value
+    return False

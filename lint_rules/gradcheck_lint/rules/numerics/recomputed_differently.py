@@ -1,0 +1,107 @@
+"""GCS613: what backward computes again with other random numbers."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+import libcst as cst
+
+from gradcheck_lint.model.function_class import function_with
+from gradcheck_lint.model.name_sources import sources_of
+from gradcheck_lint.model.syntax import (
+    boolean,
+    dotted_name,
+    last_word,
+    plain_string,
+    walk,
+)
+from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class RecomputedDifferently(Rule):
+    """Backward runs a function again without the random numbers of its first run."""
+
+    entry = catalogue.RECOMPUTED_DIFFERENTLY
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield what leaves the state of the random generators as it is."""
+        module = function.module
+        draws = module.matches(_DRAWS)
+        severity = Severity.WARNING if draws else Severity.NOTE
+        if module.mentions(b"preserve_rng_state"):
+            for node in _unpreserved(function):
+                yield Violation(
+                    node,
+                    "backward runs what is checkpointed again with other random numbers"
+                    + (": its dropout has another mask in the gradient than in the loss" * draws),
+                    severity,
+                    "leave `preserve_rng_state` True",
+                )
+        for node, name in _run_again(function):
+            yield Violation(
+                node,
+                f"backward runs `{name}`, which forward has run, again with other random numbers"
+                + (": a dropout in it has another mask in the gradient than in the loss" * draws),
+                severity,
+                "keep `torch.get_rng_state()` in forward, and set it in `torch.random.fork_rng()`",
+            )
+
+
+_DRAWS: Final = re.compile(rb"[Dd]ropout|DropPath|bernoulli|multinomial")
+_RESTORES: Final = re.compile(r"(?i)rng|seed|generator")
+
+
+def _unpreserved(function: FunctionModel) -> Iterator[cst.CSTNode]:
+    """Yield where ``preserve_rng_state`` is given False, also in a dictionary."""
+    for node in function.scope.nodes:
+        if isinstance(node, cst.Arg) and node.keyword is not None:
+            is_it = node.keyword.value == "preserve_rng_state"
+        elif isinstance(node, cst.DictElement) and isinstance(node.key, cst.SimpleString):
+            is_it = plain_string(node.key) == "preserve_rng_state"
+        else:
+            continue
+        given = node.value
+        if isinstance(given, cst.Name):
+            sources = sources_of(function.scope).get(given.value) or []
+            given = sources[0] if len(sources) == 1 else given
+        if is_it and boolean(given) is False:
+            yield node
+
+
+def _run_again(function: FunctionModel) -> Iterator[tuple[cst.Call, str]]:
+    """Yield the first call in a backward of what forward has called, under ``enable_grad``."""
+    known = function_with(function, "backward", "vjp")
+    if known is None or known.forward is None or "enable_grad" not in function.scope.words:
+        return
+    words = function.scope.words | known.forward.words | known.scope.words
+    if any(map(_RESTORES.search, words)):
+        return
+    called = {
+        last_word(dotted_name(node.func))
+        for node in known.forward.nodes
+        if isinstance(node, cst.Call)
+    }
+    for region in function.scope.nodes:
+        if not isinstance(region, cst.With):
+            continue
+        if not any(_enables(item) for item in region.items):
+            continue
+        for node in walk(region.body):
+            name = dotted_name(node.func) if isinstance(node, cst.Call) else None
+            context = function.scope.first_parameter or "ctx"
+            if name is not None and name.startswith(f"{context}.") and last_word(name) in called:
+                yield node, name  # type: ignore[misc]
+                return
+
+
+def _enables(item: cst.WithItem) -> bool:
+    called = item.item.func if isinstance(item.item, cst.Call) else item.item
+    return last_word(dotted_name(called)) == "enable_grad"

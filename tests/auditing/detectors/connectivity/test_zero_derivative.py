@@ -1,0 +1,100 @@
+"""GCS411 and GCS401 of gradients from ``autograd.grad`` that are zero each time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from gradcheck_suite.findings import Severity
+
+
+def derivative(u, x):
+    return torch.autograd.grad(u.sum(), x, create_graph=True)[0]  # <- here
+
+
+def solve(activation, residual, steps=8):
+    net = nn.Sequential(nn.Linear(1, 8), activation, nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(net.parameters())
+    for _ in range(steps):
+        x = torch.rand(6, 1, requires_grad=True)
+        loss = residual(net(x), x).square().mean() + net(torch.zeros(1, 1)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def second_order(u, x):
+    return derivative(derivative(u, x), x) + torch.sin(x)
+
+
+def first_order(u, x):
+    return derivative(u, x) + u
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.LeakyReLU(), nn.Hardtanh()])
+def test_a_second_derivative_of_straight_pieces_is_told(audited, only, line_of, activation):
+    finding = only(audited(lambda: solve(activation, second_order)), "GCS411")
+    assert finding.severity is Severity.WARNING
+    assert finding.location.line == line_of(derivative)
+    assert "all 6 elements that this autograd.grad() returns are exactly zero" in finding.message
+    assert finding.related[0].location.function == "second_order"
+    assert finding.evidence == {"steps": 5, "elements": 6}
+
+
+@pytest.mark.parametrize(
+    ("activation", "residual"), [(nn.Tanh(), second_order), (nn.ReLU(), first_order)]
+)
+def test_nothing_is_said_of_derivatives_that_are_not_zero(audited, activation, residual):
+    assert audited(lambda: solve(activation, residual)).findings == ()
+
+
+def test_nothing_is_said_of_a_run_that_is_too_short(audited):
+    assert audited(lambda: solve(nn.ReLU(), second_order, steps=3)).findings == ()
+
+
+def test_a_last_layer_that_begins_at_zero_is_left_alone(audited):
+    def loop():
+        critic = nn.Sequential(nn.Linear(4, 8), nn.SiLU(), nn.Linear(8, 1))
+        nn.init.zeros_(critic[2].weight)
+        optimizer = torch.optim.Adam(critic.parameters())
+        for _ in range(8):
+            real = torch.randn(6, 4, requires_grad=True)
+            score = critic(real)
+            penalty = derivative(score, real).square().sum(1).mean()
+            optimizer.zero_grad()
+            (nn.functional.softplus(-score).mean() + penalty).backward()
+            optimizer.step()
+
+    assert audited(loop).findings == ()
+
+
+def test_what_is_allowed_to_be_unused_is_left_alone(audited):
+    def loop():
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        other = torch.zeros(1, requires_grad=True)
+        for _ in range(8):
+            loss = net(torch.randn(6, 4)).square().mean()
+            torch.autograd.grad(loss, other, allow_unused=True, retain_graph=True)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    assert audited(loop).findings == ()
+
+
+def test_an_attack_without_a_direction_is_a_note(audited, only):
+    def loop():
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        for _ in range(8):
+            x = torch.randn(6, 4, requires_grad=True)
+            (slope,) = torch.autograd.grad(net(x.round()).sum(), x)
+            optimizer.zero_grad()
+            net(x.detach() + 0.1 * slope.sign()).square().mean().backward()
+            optimizer.step()
+
+    finding = only(audited(loop), "GCS401")
+    assert finding.severity is Severity.NOTE
+    assert "in each of 5 steps looked at" in finding.message

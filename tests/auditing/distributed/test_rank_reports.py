@@ -1,0 +1,212 @@
+"""Real jobs of two ranks: who tells, what ends how, and what is lost."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+import pytest
+
+from tests.auditing.distributed.jobs import (
+    HEAD,
+    audit_job,
+    audit_words,
+    line_of,
+    run_job,
+    start_job,
+)
+
+TRAIN = """
+torch.manual_seed(0)
+model = DDP(nn.Linear(4, 1))
+opt = torch.optim.SGD(model.parameters(), lr=0.01)
+def step():
+    opt.zero_grad()
+    loss = model(torch.randn(4, 4)).pow(2).mean()
+    loss.backward()
+    opt.step()
+    return loss
+"""
+KEPT_ON_RANK_1 = (
+    TRAIN
+    + """
+history = []
+for _ in range(8):
+    loss = step()
+    if rank == 1:
+        history.append(loss)  # kept
+del loss, history, model, opt
+"""
+)
+FOUND = {"GCS201"}
+
+
+def codes(report):
+    return {each["code"] for each in report["findings"]}
+
+
+def begin(program, folder, *options):
+    (folder / "train.py").write_text(HEAD + program)
+    return start_job(audit_words(*options), cwd=folder)
+
+
+def test_a_finding_on_one_rank_is_told_by_rank_0_once_all_have_ended(tmp_path):
+    program = KEPT_ON_RANK_1 + "\nif rank == 0:\n    time.sleep(1)\n    open('done', 'w')\n"
+    report, runs = audit_job(program, tmp_path)
+    assert [run.returncode for run in runs] == [1, 0]
+    assert (tmp_path / "done").exists()
+    (finding,) = report["findings"]
+    assert finding["line"] == line_of(program, "# kept")
+    assert finding["evidence"]["ranks"] == [1]
+    assert report["summary"]["world_size"] == 2
+    assert report["not_covered"] == []
+
+
+def test_a_clean_job_is_clean_on_all_ranks_and_has_the_same_bits(tmp_path):
+    program = (
+        TRAIN
+        + """
+for _ in range(5):
+    step()
+print([each.tolist() for each in model.parameters()], torch.get_rng_state().sum())
+del model, opt
+"""
+    )
+    report, runs = audit_job(program, tmp_path)
+    assert [run.returncode for run in runs] == [0, 0], runs
+    assert report["findings"] == report["not_covered"] == []
+    bare = run_job(["train.py"], cwd=tmp_path)
+    assert [run.stdout for run in runs] == [run.stdout for run in bare]
+
+
+def test_the_rank_stands_in_names_of_files_and_in_the_lines_of_a_stream(tmp_path):
+    (tmp_path / "own").mkdir()
+    options = ("--stream", "all.jsonl", "--output-file", "own/{rank}.json")
+    _, runs = audit_job(KEPT_ON_RANK_1, tmp_path, *options)
+    assert [run.returncode for run in runs] == [1, 0]
+    own = [json.loads((tmp_path / "own" / f"{rank}.json").read_text()) for rank in (0, 1)]
+    assert [codes(each) for each in own] == [FOUND, FOUND]
+    assert own[1]["summary"]["rank"] == 1
+    assert "ranks" not in own[1]["findings"][0]["evidence"]
+    lines = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    assert {(each["rank"], each["world_size"]) for each in lines} == {(0, 2), (1, 2)}
+    assert {each["rank"] for each in lines if each["type"] == "finding"} == {1}
+
+
+def test_an_exception_on_one_rank_ends_the_job_as_without_the_audit(tmp_path):
+    program = (
+        TRAIN
+        + """
+history = []
+for index in range(8):
+    if rank == 1 and index == 6:
+        raise ValueError("bad batch")
+    history.append(step())  # kept
+"""
+    )
+    report, runs = audit_job(program, tmp_path)
+    assert [run.returncode for run in runs] == [1, 1]
+    assert "ValueError: bad batch" in runs[1].stderr
+    assert codes(report) == FOUND
+    assert report["findings"][0]["evidence"]["ranks"] == [0, 1]
+
+
+@pytest.mark.slow  # waits for ranks that do not answer
+@pytest.mark.parametrize("killed", [0, 1])
+def test_what_a_killed_rank_had_found_is_told_by_another(tmp_path, killed):
+    program = (
+        TRAIN
+        + f"""
+history = []
+for index in range(8):
+    loss = step()
+    if rank == {killed}:
+        history.append(loss)  # kept
+    if rank == {killed} and index == 7:
+        os.kill(os.getpid(), 9)
+step()
+"""
+    )
+    report, runs = audit_job(program, tmp_path, launcher_serves=True)
+    assert runs[killed].returncode == -signal.SIGKILL
+    assert runs[1 - killed].returncode == 1
+    assert codes(report) == FOUND
+    assert report["findings"][0]["evidence"]["ranks"] == [killed]
+    assert any(line.startswith(f"rank {killed}, which did not") for line in report["not_covered"])
+
+
+@pytest.mark.slow  # as above
+def test_a_rank_that_hangs_is_named_and_holds_up_nobody_for_long(tmp_path):
+    program = TRAIN + "\nfor _ in range(3):\n    step()\nif rank == 1:\n    time.sleep(60)\n"
+    began = time.monotonic()
+    processes = begin(program, tmp_path, "--wait-for-ranks", "1")
+    processes[0].communicate(30)
+    assert processes[0].returncode == 0
+    assert time.monotonic() - began < 20
+    report = json.loads((tmp_path / "report.json").read_text())
+    (line,) = report["not_covered"]
+    assert line.startswith("rank 1, which did not hand in its report within 1 s; what it had found")
+    processes[1].terminate()
+    processes[1].communicate(30)
+    assert processes[1].returncode == -signal.SIGTERM
+
+
+def test_sigterm_of_the_launcher_writes_one_report(tmp_path):
+    program = KEPT_ON_RANK_1 + "\nopen(f'there{rank}', 'w')\ntime.sleep(60)\n"
+    processes = begin(program, tmp_path)
+    while not all((tmp_path / f"there{rank}").exists() for rank in (0, 1)):
+        time.sleep(0.05)
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.communicate(30)
+    assert [process.returncode for process in processes] == [-signal.SIGTERM] * 2
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert codes(report) == FOUND
+
+
+def test_audits_inside_the_program_are_told_at_the_end_by_rank_0(tmp_path):
+    program = "import gradcheck_suite as gs\nwith gs.audit():\n"
+    program = HEAD + program + "".join(f"    {line}\n" for line in KEPT_ON_RANK_1.splitlines())
+    (tmp_path / "train.py").write_text(program + "\ndist.barrier()\nprint('after', flush=True)\n")
+    runs = run_job(["train.py"], cwd=tmp_path)
+    assert [run.returncode for run in runs] == [0, 0]
+    assert "GCS201" in runs[0].stderr
+    assert "only on rank 1 of 2" in runs[0].stderr
+    assert "gradcheck" not in runs[1].stderr
+
+
+def test_an_audit_on_one_rank_alone_waits_for_nobody(tmp_path):
+    program = (
+        HEAD
+        + TRAIN
+        + """
+import contextlib, gradcheck_suite as gs
+with gs.audit() if rank == 0 else contextlib.nullcontext():
+    history = [step() for _ in range(8)]
+"""
+    )
+    (tmp_path / "train.py").write_text(program)
+    began = time.monotonic()
+    runs = run_job(["train.py"], cwd=tmp_path)
+    assert time.monotonic() - began < 20
+    assert "rank 1, where no audit was begun" in " ".join(runs[0].stderr.split())
+
+
+def test_without_a_store_each_rank_tells_of_itself(tmp_path):
+    program = """
+import torch
+w = torch.ones(2, requires_grad=True)
+opt = torch.optim.SGD([w], lr=0.1)
+for _ in range(3):
+    w.pow(2).sum().backward()
+    opt.step()
+"""
+    report, runs = audit_job(program, tmp_path, "--output-file", "{rank}.json", whole=True)
+    assert report == {}
+    for rank in (0, 1):
+        own = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert codes(own) == {"GCS301"}
+        assert own["not_covered"][-1].startswith("findings of the other ranks, and what differs")
+    assert [run.returncode for run in runs] == [0, 0]
