@@ -130,8 +130,9 @@ def _part_of(owner: object, node: ast.Attribute | ast.Subscript) -> tuple[object
     if type(own) is not dict:
         return None, False
     parts = own.get("_modules")
-    is_part = node.attr not in own and isinstance(parts, dict)
-    return (parts.get(node.attr) if is_part else own.get(node.attr)), is_part
+    if node.attr in own or not isinstance(parts, dict):
+        return own.get(node.attr), False
+    return parts.get(node.attr), True
 
 
 def _last_name(node: ast.expr) -> str:

@@ -96,7 +96,9 @@ class HookedOutputDetector:
             if calls >= _MOST_CALLS:
                 stop()
             self._look()
-            if isinstance(result, Tensor) and self._recorder.state.running:
+            # One of inference mode has no version that a write would move.
+            is_followed = isinstance(result, Tensor) and not result.is_inference()
+            if is_followed and self._recorder.state.running:
                 self._keep(module, hook, code, result)
 
         stop = self._recorder.module_calls.listen(event.module, after_call)
@@ -127,7 +129,7 @@ class HookedOutputDetector:
                 continue
             writes = self._recorder.write_log.since(kept.sequence, tensor)
             found = _Overwritten(kept, writes[0] if writes else None)
-            self._found.note(kept.code, lambda found=found: found)
+            self._found.note(kept.code, functools.partial(_itself, found))
         del self._kept[:-_MOST_HOOKS]
         if not self._kept:
             self._recorder.module_calls.after_each = None
@@ -137,13 +139,17 @@ class HookedOutputDetector:
         return self._found.findings(_finding)
 
 
+def _itself(found: _Overwritten) -> _Overwritten:
+    return found
+
+
 def _code_of(hook: object) -> CodeType | None:
     """Return the code of a function, a method, a partial of one, or an object that is called."""
     while isinstance(hook, functools.partial):
         hook = hook.func
     function = inspect.unwrap(getattr(hook, "__func__", hook))  # type: ignore[arg-type]
     if not inspect.isfunction(function):
-        function = getattr(type(hook).__call__, "__func__", type(hook).__call__)  # type: ignore[operator]
+        function = getattr(type(hook).__call__, "__func__", type(hook).__call__)
     return getattr(function, "__code__", None)
 
 

@@ -121,6 +121,16 @@ def a_hook_that_changes_the_output():
     train(double, found.pop, inplace=False)
 
 
-@pytest.mark.parametrize("loop", [a_copy, a_statistic, a_hook_that_changes_the_output])
+def in_inference_mode():
+    tap = Tap()
+    model = network(inplace=True).eval()
+    model[1].register_forward_hook(tap.save)
+    with torch.inference_mode():
+        model(torch.randn(6, 4))
+
+
+@pytest.mark.parametrize(
+    "loop", [in_inference_mode, a_copy, a_statistic, a_hook_that_changes_the_output]
+)
 def test_what_stays_as_it_was(audited, loop):
     assert not audited(loop).findings
