@@ -25,6 +25,7 @@ StepMarked                 at ``session.step()``
 BackwardStarted            before an outermost ``backward()`` or ``autograd.grad()``
 BackwardFailed             after one that an exception has ended
 BackwardFinished           after it, also if it failed
+GradientsAskedInside       before an ``autograd.grad`` in the backward of a custom Function
 GradientsReturned          after BackwardFinished, if that was an ``autograd.grad``
 GraphReused                after BackwardStarted, if its graph reaches that of an earlier backward
 LeafBackwardStarted        after BackwardStarted, if it starts from a leaf
@@ -96,6 +97,7 @@ __all__ = [
     "Event",
     "ForwardFinished",
     "GradModeChanged",
+    "GradientsAskedInside",
     "GradientsCleared",
     "GradientsClipped",
     "GradientsDiscarded",
@@ -223,6 +225,24 @@ class GradientsReturned(NamedTuple):
 
     finished: BackwardFinished
     gradients: tuple[Tensor | None, ...]
+
+
+class GradientsAskedInside(NamedTuple):
+    """The backward of a custom Function is about to call ``autograd.grad``.
+
+    Attributes:
+        node: that of the Function.
+        function: the Function.
+        roots: what that ``autograd.grad`` starts from.
+        inputs: what it asks the gradients of.
+        site: where it is called.
+    """
+
+    node: Node
+    function: type
+    roots: tuple[Tensor, ...]
+    inputs: tuple[Any, ...]
+    site: CallSite | None
 
 
 class GraphReused(NamedTuple):
@@ -560,6 +580,7 @@ Event: TypeAlias = (
     | BackwardFailed
     | BackwardFinished
     | GradientsReturned
+    | GradientsAskedInside
     | GraphReused
     | LeafBackwardStarted
     | GradientsFound

@@ -82,6 +82,32 @@ def test_what_grad_returns_is_told_once_and_nothing_of_backward(listen, line_of)
     assert missing == [False, True]
 
 
+def test_grad_inside_the_backward_of_a_function_is_told(listen, line_of):
+    class Squared(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            with torch.enable_grad():
+                x = x.detach().requires_grad_()
+                return torch.autograd.grad(x * x, x, gradient)  # <- grad
+
+    def loop():
+        Squared.apply(torch.ones(3, requires_grad=True)).sum().backward()
+
+    def keep(event):
+        return event.function, len(event.roots), len(event.inputs), event.site
+
+    ((function, roots, inputs, site),) = listen(loop, events.GradientsAskedInside, keep=keep)
+    assert function is Squared
+    assert (roots, inputs) == (1, 1)
+    assert location_of(site).line == line_of(Squared.backward, "grad")
+
+
 def test_one_step_in_order(listen, line_of):
     def loop():
         model = nn.Linear(2, 1)

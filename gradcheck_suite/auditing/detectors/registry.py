@@ -42,6 +42,9 @@ from gradcheck_suite.auditing.detectors.corruption.slice_write_in_loop import (
 )
 from gradcheck_suite.auditing.detectors.functions.function_calls import FunctionCallDetector
 from gradcheck_suite.auditing.detectors.functions.function_contract import FunctionContractDetector
+from gradcheck_suite.auditing.detectors.functions.parameters_left_out import (
+    ParametersLeftOutDetector,
+)
 from gradcheck_suite.auditing.detectors.leaf_records import LeafRecords
 from gradcheck_suite.auditing.detectors.memory.graph_kept import GraphKeptDetector
 from gradcheck_suite.auditing.detectors.memory.graph_without_backward import (
@@ -175,6 +178,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         RetainGraphDetector(),
         contract,
         FunctionCallDetector(recorder, contract),
+        ParametersLeftOutDetector(recorder),
         RefusedByTorchDetector(),
         StepRecords(recorder, windows, leaves, names),
         LedgerObserver(recorder, windows, leaves, losses),

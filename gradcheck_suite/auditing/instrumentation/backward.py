@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradcheck_suite._torch_compat import (
+    current_node,
+    custom_function_class,
     engine_entry_points,
     inside_backward,
     keeps_and_makes_graph,
@@ -17,11 +19,12 @@ from gradcheck_suite._torch_compat import (
     step_aside_from_backward,
     transform_is_active,
 )
-from gradcheck_suite.auditing.call_sites import exact_call_site
+from gradcheck_suite.auditing.call_sites import call_site, exact_call_site
 from gradcheck_suite.auditing.events import (
     BackwardFailed,
     BackwardFinished,
     BackwardStarted,
+    GradientsAskedInside,
     GradientsFound,
     GradientsReturned,
     GraphKept,
@@ -67,6 +70,7 @@ class BackwardSource(EventSource):
         BackwardFinished,
         GradientsReturned,
         GraphKept,
+        GradientsAskedInside,
     )
     always = True
 
@@ -74,7 +78,7 @@ class BackwardSource(EventSource):
         super().__init__(recorder)
         # Asked once: every call counts here.
         self._tells_starts = recorder.bus.wants_any(self.kinds[:4])
-        self._tells_ends = recorder.bus.wants_any(self.kinds[5:])
+        self._tells_ends = recorder.bus.wants_any(self.kinds[5:8])
 
     def install(self, patches: Patches) -> None:
         """Replace the engine's entry points."""
@@ -89,6 +93,8 @@ class BackwardSource(EventSource):
             if not recorder.state.running:
                 return source.run_while_paused(original, t_outputs, args, kwargs)
             if inside_backward() or is_compiling():
+                if not (is_compiling() or kwargs.get("accumulate_grad", True)):
+                    source.tell_inside(t_outputs, args)
                 return original(t_outputs, *args, **kwargs)
             if transform_is_active():
                 # What passes here are the transform's own wrapped tensors.
@@ -120,6 +126,18 @@ class BackwardSource(EventSource):
             return result
 
         return run
+
+    def tell_inside(self, outputs: Any, args: Sequence[Any]) -> None:
+        """Tell of an ``autograd.grad`` in the backward of a custom Function."""
+        node = current_node()
+        function = None if node is None else custom_function_class(node)
+        if node is None or function is None or not args[_INPUTS:]:
+            return
+        roots = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+        tensors = tuple(each for each in roots if isinstance(each, torch.Tensor))
+        inputs = tuple(args[_INPUTS])
+        asked = GradientsAskedInside(node, function, tensors, inputs, call_site())
+        self.recorder.bus.emit(asked)
 
     def run_while_paused(
         self, original: Callable[..., Any], outputs: Any, args: Any, kwargs: Any

@@ -14,7 +14,9 @@ from gradcheck_lint.project.layout import forget
 _IMPORT: Final = re.compile(rb"^[ \t]*(?:from|import)[ \t]+([^\n#]+)", re.MULTILINE)
 _WORD: Final = re.compile(rb"\w+")
 _MOST_FILES: Final = 10_000
-"""Of a larger project no callers are looked for: to read all of it would take many seconds."""
+_MOST_FOLDERS: Final = 5_000
+"""Of what is larger no callers are looked for: to read all of it would take many seconds, and where
+no file marks a project its root may be the directory of a user."""
 
 
 def importers_of(root: str, path: str) -> list[str]:
@@ -49,12 +51,12 @@ def _index(root: str) -> dict[bytes, list[str]]:
 
 def _files(root: str) -> list[str]:
     found: list[str] = []
-    for folder, below, files in os.walk(root):
+    for count, (folder, below, files) in enumerate(os.walk(root)):
         below[:] = sorted(
             name for name in below if name not in EXCLUDED_DIRECTORIES and name[:1] != "."
         )
         found += [os.path.join(folder, name) for name in files if name.endswith(".py")]  # noqa: PTH118
-        if len(found) > _MOST_FILES:
+        if len(found) > _MOST_FILES or count > _MOST_FOLDERS:
             return []
     return sorted(found)
 

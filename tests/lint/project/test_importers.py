@@ -85,3 +85,9 @@ def test_importers_are_known_by_their_imports_nearest_first(project):
     )
     found = importers_of(str(root), str(root / "a" / "model.py"))
     assert found == [str(root / "a" / "use.py"), str(root / "use.py")]
+
+
+def test_no_callers_are_looked_for_in_what_is_too_large(project, monkeypatch):
+    root = project(a__model="x = 1\n", a__use="from . import model\n")
+    monkeypatch.setattr("gradcheck_lint.project.importers._MOST_FOLDERS", 0)
+    assert importers_of(str(root), str(root / "a" / "model.py")) == []

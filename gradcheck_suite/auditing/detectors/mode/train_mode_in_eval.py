@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcheck_suite import catalogue
-from gradcheck_suite._torch_compat import BATCH_NORMS, DROPOUTS, node_metadata
+from gradcheck_suite._torch_compat import BATCH_NORMS, DROPOUTS, inside_backward, node_metadata
 from gradcheck_suite.auditing.call_sites import CallSite, kind_of_file, location_of
 from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindow
 from gradcheck_suite.auditing.detectors.reachable_parameters import MOST_NODES, nodes_of
@@ -246,6 +246,8 @@ class TrainModeInEvalDetector:
             self._end_forward(event)
 
     def _end_forward(self, event: ForwardFinished) -> None:
+        if inside_backward():
+            return  # A checkpoint, or a Function that recomputes: that backward has a use for it.
         module = event.module
         model = self._model_of(module)
         window = None if model.trainer is None else model.trainer()
