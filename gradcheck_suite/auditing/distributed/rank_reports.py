@@ -85,7 +85,7 @@ class RankReports:
         return []
 
     def _tell_so_far(self, event: StepFinished) -> Attention | None:
-        if not self.job.look():
+        if self.job.size == 1:
             return Attention.ASLEEP
         self.begin()
         now = monotonic()

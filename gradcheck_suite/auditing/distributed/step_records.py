@@ -29,6 +29,7 @@ from gradcheck_suite.auditing.events import (
     Attention,
     BackwardStarted,
     ForwardFinished,
+    OptimizerConstructed,
     SchedulerStepped,
     StepFinished,
     StepStarted,
@@ -199,6 +200,7 @@ class StepRecords:
     def subscriptions(self) -> Subscriptions:
         """Look before and after each step."""
         return {
+            OptimizerConstructed: self._construct,
             StepStarted: self._begin,
             StepFinished: self._end,
             ForwardFinished: self._end_forward,
@@ -210,15 +212,19 @@ class StepRecords:
         """Return nothing: one rank alone knows nothing of the others."""
         return []
 
+    def _construct(self, _event: OptimizerConstructed) -> None:
+        # Everybody is awake now, and asks no more than the size.
+        self._recorder.job.look()
+
     def _begin_backward(self, event: BackwardStarted) -> Attention | None:
-        if not self._recorder.job.look():
+        if self._recorder.job.size == 1:
             return Attention.ASLEEP
         self._computed_at = None if event.accumulates else event.site
         self._last_backward = self._recorder.state.clock.tick()
         return None
 
     def _end_forward(self, event: ForwardFinished) -> Attention | None:
-        if not self._recorder.job.look():
+        if self._recorder.job.size == 1:
             return Attention.ASLEEP
         module = event.module
         if isinstance(module, DistributedDataParallel):
@@ -229,7 +235,7 @@ class StepRecords:
         return None
 
     def _schedule(self, event: SchedulerStepped) -> Attention | None:
-        if not self._recorder.job.look():
+        if self._recorder.job.size == 1:
             return Attention.ASLEEP
         self._scheduled_at = event.site
         return None
@@ -238,21 +244,23 @@ class StepRecords:
         if not self._recorder.job.look():
             return Attention.ASLEEP
         self._depth += 1
+        # Before, there may have been no process group yet.
+        attention = None if self._followed else Attention.AWAKE
         # An optimizer that steps another, such as ZeRO, is the one that is compared.
         if self._depth > 1:
-            return None
+            return attention
         known = self._followed.get(id(event.optimizer))
         if known is None:
             if len(self._followed) >= _MOST_OPTIMIZERS:
-                return None
+                return attention
             known = self._followed[id(event.optimizer)] = _Followed(len(self._followed))
             self._look_for_wrapped()
         if is_recorded(known.steps) and not (dispatch_mode_is_active() or jit_is_tracing()):
             known.pending = without_user_modes(self._record, event, known)
-        return None
+        return attention
 
     def _end(self, event: StepFinished) -> Attention | None:
-        if not self._recorder.job.look():
+        if self._recorder.job.size == 1:
             return Attention.ASLEEP
         self._depth = max(self._depth - 1, 0)
         known = self._followed.get(id(event.optimizer))

@@ -69,21 +69,23 @@ class UnreducedShardsDetector:
         return self._seen.findings(_finding)
 
     def _call(self, event: ForwardFinished) -> Attention | None:
-        if not self._recorder.job.look():
+        if self._recorder.job.size == 1:
             return Attention.ASLEEP
         if hasattr(event.module, "set_requires_gradient_sync"):
             self._models[id(event.module)] = event.module
         return None
 
     def _begin_backward(self, event: BackwardStarted) -> Attention | None:
-        if not self._recorder.job.look():
+        if self._recorder.job.size == 1:
             return Attention.ASLEEP
         self._backward = event.site
         return None
 
     def _begin_step(self, event: StepStarted) -> Attention | None:
+        if self._recorder.job.size == 1:
+            return Attention.ASLEEP
         parameters = parameters_of(event.optimizer)
-        if not self._recorder.job.look() or not any(map(is_sharded, parameters)):
+        if not any(map(is_sharded, parameters)):
             return Attention.ASLEEP
         if not self._looked:
             self._looked = True

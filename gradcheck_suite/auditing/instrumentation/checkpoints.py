@@ -163,7 +163,7 @@ def _generators() -> dict[str, int]:
     """Return a number for the state of each generator of random numbers."""
     states = {"Python's": hash(random.getstate())}
     tensors = {"torch's": torch.default_generator.get_state}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no types for it
         tensors["torch's on the GPU"] = torch.cuda.get_rng_state
     for name, state_of in tensors.items():
         try:
@@ -197,7 +197,7 @@ def _modules_of(function: object) -> list[nn.Module]:
 
 
 def _versions(modules: list[nn.Module]) -> list[tuple[int, int]]:
-    found = []
+    found: list[tuple[int, int]] = []
     for module in modules:
         for parameter in module.parameters():
             if len(found) >= _PARAMETERS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -270,14 +270,29 @@ class ModuleModel:
         name = scope.name.rpartition(".")[2]
         if name == "__init__" and scope.owner is not None:
             name = scope.owner.name.rpartition(".")[2]
-        for caller in self.scopes.functions:
-            is_being_read = id(caller) in self._readings and id(caller) not in self._finished
+        named = self._named_in
+        candidates: Sequence[FunctionScope] = named.get(name, ())
+        if name == "forward":
             # A model is called by others than its own methods, under any name.
-            is_other = name == "forward" and caller.owner is not scope.owner
-            is_of_model = is_other and not caller.linked
-            is_named = name in caller.words or is_of_model
-            if is_named and not is_being_read and id(caller) not in self._asking:
+            candidates = [
+                caller
+                for caller in self.scopes.functions
+                if name in caller.words or (caller.owner is not scope.owner and not caller.linked)
+            ]
+        for caller in candidates:
+            is_being_read = id(caller) in self._readings and id(caller) not in self._finished
+            if not is_being_read and id(caller) not in self._asking:
                 yield self.function(caller)
+
+    @cached_property
+    def _named_in(self) -> dict[str, list[FunctionScope]]:
+        """Return the functions that name each function or class, in the order of the source."""
+        names = self.scopes.by_name.keys() | self.scopes.classes.keys()
+        found: dict[str, list[FunctionScope]] = {}
+        for scope in self.scopes.functions:
+            for word in names & scope.words:
+                found.setdefault(word, []).append(scope)
+        return found
 
     def bindings_around(self, scope: FunctionScope, name: str) -> Values:
         """Return everything that the enclosing functions and the module bind to ``name``."""

@@ -172,7 +172,6 @@ def _batch_norms(module: nn.Module) -> list[nn.Module]:
         if isinstance(layer, BATCH_NORMS)
         and layer.track_running_stats
         and layer.running_mean is not None
-        and layer.weight is not None
     )
     return [layer for layer, _ in zip(found, range(_LAYERS), strict=False)]
 
@@ -191,7 +190,8 @@ def _is_unchanged(module: nn.Module, before: Tensor) -> bool:
 def _are_initial(layers: list[nn.Module]) -> bool:
     with torch.no_grad():
         asked = [
-            (each.running_mean == 0).all() & (each.running_var == 1).all()  # type: ignore[operator]  # buffers
+            torch.eq(each.get_buffer("running_mean"), 0).all()
+            & torch.eq(each.get_buffer("running_var"), 1).all()
             for each in layers
         ]
         return bool(torch.stack(asked).all())

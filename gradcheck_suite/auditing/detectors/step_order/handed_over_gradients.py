@@ -193,6 +193,8 @@ class HandedOverGradientsDetector:
         """Yield leaves that nobody owns whose gradients the optimizer's parameters have as well."""
         owned: dict[torch.Size, list[Tensor]] = {}
         for parameter in parameters_of(event.optimizer):
+            # An optimizer that was made before the audit is known from its first call on.
+            self._unowned.pop(id(parameter), None)
             if parameter.grad is not None:
                 owned.setdefault(parameter.shape, []).append(parameter.grad)
         for reference in list(self._unowned.values()):

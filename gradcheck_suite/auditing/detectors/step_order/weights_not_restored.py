@@ -164,7 +164,7 @@ class WeightsNotRestoredDetector:
             optimizer = window.optimizer()
             owned = [parameters[each] for each in window.ids if each in parameters]
             if optimizer is not None and owned and window.steps:
-                largest = weakref.ref(max(owned, key=torch.Tensor.numel))
+                largest: weakref.ref[Tensor] = weakref.ref(max(owned, key=torch.Tensor.numel))
                 name = variable_of(module) or type(module).__name__
                 known = _Followed(weakref.ref(module), name, weakref.ref(optimizer), largest)
                 self._followed.append(known)

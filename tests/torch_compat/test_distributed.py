@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from gradcheck_suite._torch_compat import (
+    another_connection,
+    communicating_methods,
+    connect_to,
+    default_store,
+    is_sharded,
+    is_shared,
+    reduces_by_hook,
+    waiting_shards,
+)
+
+
+def test_another_connection_sees_the_same_store(tmp_path):
+    served = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for store in (served, dist.FileStore(str(tmp_path / "store"))):
+        assert is_shared(store)
+        another_connection(store).set("key", b"1")
+        assert store.get("key") == b"1"
+    assert connect_to("127.0.0.1", served.port).get("key") == b"1"
+
+
+def test_a_store_of_one_process_is_not_shared():
+    assert not is_shared(dist.HashStore())
+    assert not is_shared(None)
+
+
+def test_the_default_store_is_that_of_the_group(tmp_path):
+    assert default_store() is None
+    store = dist.FileStore(str(tmp_path / "store"))
+    dist.init_process_group("gloo", store=dist.PrefixStore("a", store), rank=0, world_size=1)
+    try:
+        assert default_store().path == store.path
+    finally:
+        dist.destroy_process_group()
+    assert default_store() is None
+
+
+def test_every_function_that_communicates_calls_one_of_these():
+    names = communicating_methods()
+    assert {"allreduce", "broadcast", "allgather", "send", "recv"} <= set(names)
+    assert all(callable(getattr(dist.ProcessGroup, name)) for name in names)
+
+
+def test_what_is_flattened_or_distributed_is_sharded():
+    parameter = nn.Parameter(torch.ones(2))
+    assert not is_sharded(parameter)
+    parameter._fsdp_flattened = True
+    assert is_sharded(parameter)
+
+
+def test_plain_modules_have_neither_hooks_nor_shards():
+    assert not reduces_by_hook(nn.Linear(1, 1))
+    assert waiting_shards(nn.Linear(1, 1)) == []
