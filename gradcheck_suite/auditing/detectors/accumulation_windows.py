@@ -109,6 +109,8 @@ class AccumulationWindow:
         others: the numbers of backwards in this window that another optimizer's step has used.
         discarded: what was cleared unused in this window.
         steps: the number of its finished steps.
+        met_late: whether it was made before the audit, and backwards had run by the time it was
+            first seen.
         stepping: whether its step is running.
         whole: whether it was known from the beginning of this window on.
         used: whether its gradients, if there, are those that its last step has used.
@@ -133,6 +135,7 @@ class AccumulationWindow:
         "gradients",
         "ids",
         "is_followed",
+        "met_late",
         "optimizer",
         "others",
         "stepping",
@@ -146,6 +149,7 @@ class AccumulationWindow:
     def __init__(self, optimizer: Optimizer, *, whole: bool, backwards: int) -> None:
         self.optimizer = weakref.ref(optimizer)
         self.constructed_at: CallSite | None = None
+        self.met_late = backwards > 0
         self.ids = _ids_of(optimizer)
         self.fills: list[Fill] = []
         self.consumed = 0
@@ -251,7 +255,8 @@ class AccumulationWindows:
     def _construct(self, event: OptimizerConstructed) -> None:
         # A constructor that runs twice, or an address used again.
         self._windows.pop(id(event.optimizer), None)
-        self.of(event.optimizer, whole=True).constructed_at = event.site
+        window = self.of(event.optimizer, whole=True)
+        window.constructed_at, window.met_late = event.site, False
 
     def _add_group(self, event: ParameterGroupAdded) -> None:
         self.of(event.optimizer).ids = _ids_of(event.optimizer)

@@ -159,7 +159,7 @@ class StepWithoutBackwardDetector:
     def _look_at_idle(
         self, window: AccumulationWindow, seen: _Seen, summary: StepSummary, event: StepFinished
     ) -> None:
-        if window.steps == 1:
+        if window.steps == 1 and not window.met_late:
             seen.blank_at = summary.site
         if none_left(window.parameters()):
             zeros = [each.grad for each in window.parameters() if each.grad is not None]

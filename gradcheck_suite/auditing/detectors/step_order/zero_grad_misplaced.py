@@ -159,7 +159,7 @@ class ZeroGradMisplacedDetector:
             # Whoever took gradients away by hand until now has only let this optimizer wait.
             self._occurrences.discard((None, summary.site, False))
         if not summary.discarded:
-            if window.steps == 1 and not summary.backwards:
+            if window.steps == 1 and not summary.backwards and not window.met_late:
                 self._of(window).blank_at = summary.site
             seen = self._seen.get(window)
             if seen is not None:

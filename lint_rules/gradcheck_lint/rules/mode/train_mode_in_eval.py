@@ -53,7 +53,7 @@ class TrainModeInEval(Rule):
         if any(_may_switch(event, forwards[0]) for event in function.events()):
             return
         if not _is_reached_by_eval(function):
-            yield _violation(forwards[0])
+            yield _violation(forwards[0], function)
 
 
 _EVALUATES = re.compile("valid|eval|test|accuracy")
@@ -62,12 +62,22 @@ _ACTS = frozenset({"no_grad", "inference_mode"})
 _MODES = re.compile(r"Dropout\w*|BatchNorm\w*|SyncBatchNorm")
 
 
-def _violation(forward: Forward) -> Violation:
+_MAKES_MODELS = re.compile(rb"nn\.Module\)|nn\.Sequential\(")
+_MAY_HAVE_MODES = re.compile(
+    rb"[Dd]ropout|Norm|[Tt]ransformer|RReLU|torchvision|timm|pretrained|\.load|import\w*\(|models?\b"
+    rb"[^\n]* import "
+)
+
+
+def _violation(forward: Forward, function: FunctionModel) -> Violation:
+    module = function.module
+    is_likely = module.matches(_MAY_HAVE_MODES) or not module.matches(_MAKES_MODELS)
     return Violation(
         forward.node,
         f"`{forward.receiver}` is validated in this file without eval(): dropout is active "
-        "and batch norm uses, and updates, the statistics of each batch",
-        Severity.WARNING,
+        "and batch norm uses, and updates, the statistics of each batch"
+        + ("" if is_likely else ", if it has any: no layer of this file changes with the mode"),
+        Severity.WARNING if is_likely else Severity.NOTE,
         f"call `{forward.receiver}.eval()` before and `.train()` afterwards",
     )
 
@@ -95,7 +105,7 @@ def _inside_training(function: FunctionModel) -> Iterator[Violation]:
                 and _has_mode(event, function)
                 and not any(_may_switch(other, event) for other in events)
             ):
-                yield _violation(event)
+                yield _violation(event, function)
                 return
 
 

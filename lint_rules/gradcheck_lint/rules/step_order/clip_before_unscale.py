@@ -17,10 +17,11 @@ from gradcheck_lint.model.flow import (
     ZeroGrad,
 )
 from gradcheck_lint.model.paths import ACTS, EFFECTS
-from gradcheck_lint.model.syntax import bound_names, dotted_name, walk
+from gradcheck_lint.model.syntax import assigned_pairs, bound_names, dotted_name, walk
 from gradcheck_lint.rules._rule import Fix, Insertion, Removal, Rule, Violation
 from gradcheck_lint.rules.step_order.protocol import problems
 from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -39,6 +40,68 @@ class ClipBeforeUnscale(Rule):
         """Yield every clipping that is out of order on each path it lies on."""
         for problem in problems(function, self.entry.code):
             yield _violation(problem)
+        yield from _half_unscaled(function)
+
+
+def _half_unscaled(function: FunctionModel) -> Iterator[Violation]:
+    """Yield what clips the gradients of two optimizers together, of which one is unscaled."""
+    if "unscale_" not in function.scope.words:
+        return
+    events = list(function.events())
+    for index, clip in enumerate(events):
+        if not isinstance(clip, Clip) or not isinstance(clip.node, cst.Call):
+            continue
+        beside = [e for e in events if (e.loops, e.arms) == (clip.loops, clip.arms)]
+        unscaled = {_unscaling(e.node) for e in beside if isinstance(e, Unscale)}
+        steps = {
+            found: e.node
+            for e in events[index:]
+            if isinstance(e, Step) and e in beside and (found := _unscaling(e.node)) is not None
+        }
+        if not unscaled or not unscaled < steps.keys():
+            continue
+        given = clip.node.args[0].value if clip.node.args else None
+        owner = given.func.value if _is_parameters(given) else None  # type: ignore[union-attr]
+        for scaler, optimizer in sorted(steps.keys() - unscaled):
+            if owner is not None and _is_made_of(optimizer, dotted_name(owner), function):
+                yield Violation(
+                    clip.node,
+                    f"the gradients of `{optimizer}` are still multiplied by the scaler when they "
+                    "are clipped together with others that are not: they make up the whole norm",
+                    Severity.WARNING,
+                    f"call `{scaler}.unscale_({optimizer})` as well, before clipping",
+                    ((steps[scaler, optimizer], "unscaled only here, by the step"),),
+                )
+
+
+def _is_parameters(node: cst.BaseExpression | None) -> bool:
+    is_call = isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute)
+    return is_call and node.func.attr.value == "parameters"  # type: ignore[union-attr]
+
+
+def _is_made_of(optimizer: str, model: str | None, function: FunctionModel) -> bool:
+    """Return whether an optimizer is given something of a model, here or in the constructor."""
+    owner = function.scope.owner
+    maker = None if owner is None else owner.methods.get("__init__")
+    nodes = (*function.scope.nodes, *(maker.nodes if maker is not None else ()))
+    return any(
+        dotted_name(target) == optimizer
+        and function.module.makes_optimizer(value)
+        and any(dotted_name(each) in _names_of(model, nodes) for each in walk(value))
+        for node in nodes
+        for target, value in assigned_pairs(node)
+    )
+
+
+def _names_of(model: str | None, nodes: Iterable[cst.CSTNode]) -> frozenset[str | None]:
+    """Return a model's name, and the one that it was given under, without None."""
+    others = {
+        dotted_name(value)
+        for node in nodes
+        for target, value in assigned_pairs(node)
+        if model is not None and dotted_name(target) == model
+    }
+    return frozenset({model, *others} - {None})
 
 
 def _violation(problem: Problem) -> Violation:

@@ -12,6 +12,7 @@ from gradcheck_lint.model.flow import Backward
 from gradcheck_lint.model.syntax import dotted_name, positional
 from gradcheck_lint.model.values import cut_of, through_all
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.connectivity.graph_broken.cut_states import cut_states
 from gradcheck_lint.rules.connectivity.graph_broken.detached_objectives import (
     detached_objectives,
 )
@@ -69,6 +70,15 @@ class GraphBroken(Rule):
                 "gradient: nothing learns from it",
                 Severity.WARNING,
                 "compute the loss of the probabilities, and the hard prediction for metrics alone",
+            )
+        for node, name in cut_states(function):
+            yield Violation(
+                node,
+                f"`{name}` is detached after each step, and nothing is differentiated in this "
+                "loop: no loss reaches further back than one step, and nothing learns to carry "
+                "anything through time",
+                Severity.WARNING,
+                "detach the state between windows, each with a backward() of its own",
             )
         for draw in drawn_values(function):
             yield Violation(

@@ -98,11 +98,21 @@ def _given_outside(function: FunctionModel, guard: Guard) -> frozenset[str]:
     return frozenset(
         name
         for node in function.scope.nodes
-        if isinstance(node, (cst.Assign, cst.AnnAssign, cst.AugAssign)) and id(node) not in inside
-        for target, value in assigned_pairs(node) or [(getattr(node, "target", node), node)]
+        if id(node) not in inside
+        for target, value in _given_to(node)
         if not is_none(value)
         for name in bound_names(target)
     )
+
+
+def _given_to(node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression]]:
+    """Yield each target of an assignment, augmented or not, and what it is given."""
+    if isinstance(node, cst.Assign) and len(node.targets) > 1:
+        yield from ((target.target, node.value) for target in node.targets)
+    elif isinstance(node, cst.AugAssign):
+        yield node.target, node.value
+    else:
+        yield from assigned_pairs(node)
 
 
 def _places(function: FunctionModel) -> dict[str, int]:
