@@ -241,6 +241,22 @@ def test_compiled_code_compiles_and_runs_as_before(fullgraph):
     torch._dynamo.reset()
 
 
+def test_a_model_that_must_compile_whole_is_not_compiled_for_each_step():
+    torch._dynamo.reset()
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    compiled = torch.compile(net, backend="eager", fullgraph=True)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    with gs.audit(report=False):
+        for _ in range(14):
+            optimizer.zero_grad()
+            compiled(torch.randn(3, 4)).sum().backward()
+            optimizer.step()
+    # Once more where what stands around the first calls of modules is taken away.
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - graphs <= 2
+    torch._dynamo.reset()
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_torchscript_compiles_under_and_after_an_audit():
     def make():

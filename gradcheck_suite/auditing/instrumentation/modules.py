@@ -132,6 +132,9 @@ class ForwardSource(EventSource):
     def _calling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            # First of all: what a compiler sees being asked becomes a condition of what it made.
+            if is_compiling():
+                return original(module, *args, **kwargs)
             source: ForwardSource = self.acting
             state = source.state
             if state.step >= FIRST_STEPS:
@@ -139,7 +142,7 @@ class ForwardSource(EventSource):
                     nn.Module.__call__ = original  # type: ignore[method-assign]
                 return original(module, *args, **kwargs)
             # A trace would write down what is read of the module.
-            if source.inside or not state.running or is_compiling() or jit_is_tracing():
+            if source.inside or not state.running or jit_is_tracing():
                 return original(module, *args, **kwargs)
             source.recorder.generations.begin_call(state.saved)
             source.inside += 1
