@@ -23,6 +23,7 @@ __all__ = [
     "DROPOUTS",
     "clipping_internals",
     "has_backward_hooks",
+    "hooks_of",
     "is_compiled",
     "module_call_frames",
     "optimizer_was_made",
@@ -66,6 +67,28 @@ def has_backward_hooks(module: torch.nn.Module) -> bool:
     False where torch can't tell.
     """
     return any(getattr(module, name, None) for name in ("_backward_hooks", "_backward_pre_hooks"))
+
+
+_HOOKS = {
+    "_forward_pre_hooks": "forward pre-",
+    "_forward_hooks": "forward",
+    "_backward_pre_hooks": "backward pre-",
+    "_backward_hooks": "backward",
+    "_post_accumulate_grad_hooks": "gradient",
+}
+
+
+def hooks_of(thing: torch.nn.Module | torch.Tensor) -> list[tuple[str, Any]]:
+    """Return the hooks of a module, or of a leaf's gradient, with the kind of each (torch 2.13).
+
+    None of them where torch can't tell.
+    """
+    found = []
+    for name, kind in _HOOKS.items():
+        hooks = getattr(thing, name, None)
+        if isinstance(hooks, dict):
+            found += [(kind, hook) for hook in hooks.values()]
+    return found
 
 
 def is_compiled(module: torch.nn.Module) -> bool:

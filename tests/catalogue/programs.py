@@ -106,6 +106,13 @@ def _train_optimizer(names: ModuleType) -> Found:
     return audited(lambda: names.train(model, optimizer, batches()))
 
 
+def _image_classifier(names: ModuleType) -> Found:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    rows = [(torch.randn(6, 4), torch.randn(6, 1)) for _ in range(10)]
+    return audited(lambda: names.train(model, optimizer, rows))
+
+
 def _train_scaled(names: ModuleType) -> Found:
     model = regression()
     return audited(lambda: names.train(model, batches(), device="cpu"))
@@ -525,6 +532,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS206": (_stepped,),
     "GCS207": (_hooked,),
     "GCS208": (_two_heads,),
+    "GCS209": (_image_classifier,),
     "GCS301": (_train,),
     "GCS302": (_train,),
     "GCS303": (_train,),

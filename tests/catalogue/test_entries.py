@@ -41,6 +41,7 @@ FROZEN = {
     "GCS206": "create-graph-cycle",
     "GCS207": "hook-keeps-graph",
     "GCS208": "backward-twice",
+    "GCS209": "hook-piles-up",
     "GCS301": "missing-zero-grad",
     "GCS302": "zero-grad-misplaced",
     "GCS303": "step-without-backward",
@@ -104,13 +105,14 @@ FROZEN = {
 NOTES = {"GCS612", "GCS901"}
 WARNINGS = {
     *("GCS102", "GCS105", "GCS106", "GCS203", "GCS204", "GCS205", "GCS206", "GCS306", "GCS308"),
+    *("GCS209",),
     *("GCS309", "GCS312", "GCS313", "GCS315", "GCS316", "GCS703"),
     *("GCS403", "GCS406", "GCS407", "GCS408", "GCS504", "GCS505", "GCS507", "GCS701"),
     *("GCS702", "GCS704", "GCS412", "GCS413", "GCS111"),
 }
 FIXABLE = {"GCS107", "GCS201", "GCS305", "GCS404", "GCS504", "GCS901", "GCS902", "GCS903"}
 ONLY_AT_RUN_TIME = {
-    *("GCS104", "GCS208", "GCS313", "GCS403"),
+    *("GCS104", "GCS208", "GCS209", "GCS313", "GCS403"),
     *("GCS315", "GCS316", "GCS410", "GCS411", "GCS413", "GCS801"),
     *("GCS601", "GCS602", "GCS603", "GCS605", "GCS606", "GCS607", "GCS608", "GCS609"),
     *("GCS611", "GCS612"),

@@ -52,6 +52,7 @@ from gradcheck_suite.auditing.detectors.memory.graph_kept import GraphKeptDetect
 from gradcheck_suite.auditing.detectors.memory.graph_without_backward import (
     GraphWithoutBackwardDetector,
 )
+from gradcheck_suite.auditing.detectors.memory.hook_piles_up import HookPilesUpDetector
 from gradcheck_suite.auditing.detectors.memory.retain_graph import RetainGraphDetector
 from gradcheck_suite.auditing.detectors.memory.state_not_detached import StateNotDetached
 from gradcheck_suite.auditing.detectors.memory.unused_graphs import UnusedGraphDetector
@@ -174,6 +175,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         NothingLoadedDetector(),
         GraphKeptDetector(recorder, carried),
         GraphWithoutBackwardDetector(recorder),
+        HookPilesUpDetector(leaves),
         without_gradient,
         losses,
         ZeroDerivativeDetector(recorder),

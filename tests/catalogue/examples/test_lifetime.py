@@ -237,6 +237,19 @@ def test_gcs207_keeps_a_graph_for_each_call(example, instead):
     assert not features.outputs
 
 
+def test_gcs209_leaves_a_hook_for_each_map(example, instead):
+    gradients = []
+    for names, left in ((example("GCS209"), 3), (instead("GCS209"), 0)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        for _ in range(3):
+            names.saliency(model, torch.randn(4))
+        assert len(model[1]._backward_hooks) == left
+        (-model(torch.randn(6, 4)).square().mean()).backward()
+        gradients.append(model[0].weight.grad)
+    assert not torch.allclose(*gradients)
+
+
 def test_gcs208_backs_twice_through_the_trunk(example, instead):
     trunk, heads = nn.Linear(3, 4), nn.ModuleList([nn.Linear(4, 1), nn.Linear(4, 1)])
     optimizer = torch.optim.SGD([*trunk.parameters(), *heads.parameters()], lr=0.1)

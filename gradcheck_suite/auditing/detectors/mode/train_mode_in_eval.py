@@ -246,8 +246,6 @@ class TrainModeInEvalDetector:
             self._end_forward(event)
 
     def _end_forward(self, event: ForwardFinished) -> None:
-        if inside_backward():
-            return  # A checkpoint, or a Function that recomputes: that backward has a use for it.
         module = event.module
         model = self._model_of(module)
         window = None if model.trainer is None else model.trainer()
@@ -270,7 +268,8 @@ class TrainModeInEvalDetector:
                 return
             passes = self._passes[line] = self._new(module, model, window, places)
             passes.recorded = node is not None
-        if passes.used:
+        # A checkpoint, or a Function that recomputes: the backward that runs has a use for it.
+        if passes.used or inside_backward():
             return
         self._unsettled = True
         self._count(passes, window, event)
