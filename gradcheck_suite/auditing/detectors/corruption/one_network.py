@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcheck_suite import catalogue
-from gradcheck_suite.auditing.call_sites import CallSite, call_site, location_of, user_frames
+from gradcheck_suite.auditing.call_sites import CallSite, call_site, location_of
 from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.events import ForwardFinished
 from gradcheck_suite.auditing.object_names.expressions import Way, ways_to
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OneNetworkDetector"]
 
-_MOST_LOOKS = 24
+_MOST_LOOKS = 12
 """Calls of one line that are looked at, the first. A bound on cost: each takes some 50 us."""
 
 _MOST_LINES = 256
@@ -38,9 +38,6 @@ _MOST_LINES = 256
 
 _ENOUGH = 3
 """Turns with calls by both names. Chosen: evaluation by another name comes once in many."""
-
-_PLACES = 2
-"""Frames of the user's that make a line: a helper calls whatever it is given."""
 
 
 @dataclass(slots=True)
@@ -69,14 +66,12 @@ class _Network:
     Attributes:
         kind: the class of the module.
         modules: the modules that have just these parameters.
-        looks: how many calls of each line were looked at.
         recorded: the calls that recorded a graph, by whose name it was and by the name.
         bare: those that recorded none.
     """
 
     kind: str
     modules: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)
-    looks: dict[tuple[object, ...], int] = field(default_factory=dict)
     recorded: dict[tuple[int, str], _Calls] = field(default_factory=dict)
     bare: dict[tuple[int, str], _Calls] = field(default_factory=dict)
 
@@ -88,6 +83,8 @@ class OneNetworkDetector:
         self._recorder = recorder
         self._classes: set[type[nn.Module]] = set()
         self._known: weakref.WeakKeyDictionary[nn.Module, _Network] = weakref.WeakKeyDictionary()
+        # How many calls of a module on a line, with grad mode on or off, were looked at.
+        self._looks: dict[tuple[object, ...], int] = {}
         self._networks: dict[frozenset[int], _Network] = {}
 
     def subscriptions(self) -> Subscriptions:
@@ -104,23 +101,26 @@ class OneNetworkDetector:
             self._after_call(event.module, event.output, ())
 
     def _after_call(self, module: nn.Module, output: Any, _given: tuple[Any, ...]) -> None:
+        # This runs in each call of a model: what was looked at often enough is left out first.
+        site = call_site()
+        place = (None, 0) if site is None else (id(site[0]), site[1])
+        line = (id(module), torch.is_grad_enabled(), *place)
+        looks = self._looks.get(line, 0)
+        if looks >= _MOST_LOOKS or (not looks and len(self._looks) >= _MOST_LINES):
+            return
         state = self._recorder.state
         result = next(_tensors_of(output), None)
         if not state.running or result is None:
             return
+        self._looks[line] = looks + 1
         network = self._network_of(module)
         recorded = result.requires_grad
-        line = (recorded, *_places())
-        looks = network.looks.get(line, 0)
-        if looks >= _MOST_LOOKS or (not looks and len(network.looks) >= _MOST_LINES):
-            return
-        network.looks[line] = looks + 1
         calls = network.recorded if recorded else network.bare
         turn, shape = state.optimizer_steps, tuple(result.shape)
         for way in ways_to(lambda value: value in network.modules if _is_module(value) else False):
             known = calls.get((way.holder, way.text))
             if known is None:
-                known = calls[way.holder, way.text] = _Calls(way, call_site())
+                known = calls[way.holder, way.text] = _Calls(way, site)
             is_new = turn not in known.turns
             known.turns.setdefault(turn, set()).add(shape)
             known.modes.add(module.training)
@@ -162,13 +162,6 @@ def _tensors_of(output: Any) -> Iterator[Tensor]:
     elif isinstance(output, (tuple, list)):
         for each in output:
             yield from _tensors_of(each)
-
-
-def _places() -> tuple[tuple[int, int], ...]:
-    frames = user_frames()
-    return tuple(
-        (id(frame.f_code), frame.f_lasti) for frame, _ in zip(frames, range(_PLACES), strict=False)
-    )
 
 
 def _pairs(network: _Network) -> Iterator[tuple[_Calls, _Calls]]:
