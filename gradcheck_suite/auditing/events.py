@@ -41,6 +41,7 @@ ScalerUpdated              after ``GradScaler.update()``
 OptimizerStateLoaded       after ``optimizer.load_state_dict(...)``
 SchedulerStepped           after ``scheduler.step()``; not for the one in its constructor
 ModeChanged                after the outermost ``module.train(...)`` or ``module.eval()``
+ForwardHookRegistered      after ``module.register_forward_hook(...)``
 ForwardFinished            after the outermost call of a module, in the first 8 steps
 DropoutRanInEval           before functional dropout that is on in a module in evaluation mode
 RecomputedDifferently      before a checkpoint runs again in backward, not as it ran in forward
@@ -96,6 +97,7 @@ __all__ = [
     "DropoutRanInEval",
     "Event",
     "ForwardFinished",
+    "ForwardHookRegistered",
     "GradModeChanged",
     "GradientsAskedInside",
     "GradientsCleared",
@@ -443,6 +445,13 @@ class ModeChanged(NamedTuple):
     before: bool | None = None
 
 
+class ForwardHookRegistered(NamedTuple):
+    """A function is called with what ``module`` returns, from now on."""
+
+    module: nn.Module
+    hook: Callable[..., object]
+
+
 class ForwardFinished(NamedTuple):
     """The outermost call of a module has returned ``output``.
 
@@ -598,6 +607,7 @@ Event: TypeAlias = (
     | SchedulerStepped
     | ModeChanged
     | ForwardFinished
+    | ForwardHookRegistered
     | LegacyFunctionCalled
     | NonLeafGradientRead
     | TorchWarned

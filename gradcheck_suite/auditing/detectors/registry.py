@@ -27,9 +27,11 @@ from gradcheck_suite.auditing.detectors.connectivity.zero_derivative import (
     ZeroDerivativeDetector,
 )
 from gradcheck_suite.auditing.detectors.corruption.copy_onto_itself import CopyOntoItselfDetector
+from gradcheck_suite.auditing.detectors.corruption.hooked_output import HookedOutputDetector
 from gradcheck_suite.auditing.detectors.corruption.non_finite_gradient import (
     NonFiniteGradientDetector,
 )
+from gradcheck_suite.auditing.detectors.corruption.one_network import OneNetworkDetector
 from gradcheck_suite.auditing.detectors.corruption.recomputed_differently import (
     RecomputedDifferentlyDetector,
 )
@@ -157,6 +159,8 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         ParameterInTwoOptimizersDetector(windows, names),
         SharedMemoryDetector(recorder.optimizers, names),
         SharedStateDetector(recorder.optimizers, windows),
+        OneNetworkDetector(recorder),
+        HookedOutputDetector(recorder),
         rates,
         StepWithoutEffectDetector(recorder.optimizers, rates),
         LostUpdatesDetector(windows),

@@ -17,6 +17,7 @@ from gradcheck_suite.auditing.instrumentation.grad_mode import GradModeSource
 from gradcheck_suite.auditing.instrumentation.hook_regions import HookRegions
 from gradcheck_suite.auditing.instrumentation.legacy_functions import LegacyFunctionSource
 from gradcheck_suite.auditing.instrumentation.modules import (
+    ForwardHookSource,
     ForwardSource,
     ModeSource,
     StateSource,
@@ -47,6 +48,7 @@ _SOURCES: Sequence[type[EventSource]] = (
     ModeSource,
     StateSource,
     ForwardSource,
+    ForwardHookSource,
     AutocastSource,
     FunctionalDropoutSource,
     CheckpointSource,

@@ -34,13 +34,18 @@ class ModuleCalls:
 
     Args:
         note_failure: told of what a listener raises, which must not reach the user's program.
+
+    Attributes:
+        after_each: called after each call of any module, while somebody listens to one; or None.
     """
 
     def __init__(self, note_failure: Callable[[str, Exception], None]) -> None:
         self._note_failure = note_failure
+        self.after_each: Callable[[], None] | None = None
         self._listeners: dict[int, tuple[weakref.ref[nn.Module], list[Listener]]] = {}
         self._replaced: tuple[Callable[..., Any], Callable[..., Any]] | None = None
         self._classes: dict[type[nn.Module], tuple[Callable[..., Any], Any]] = {}
+        self._model_listeners: dict[type[nn.Module], list[ModelListener]] = {}
         self._inside = 0
 
     def listen(self, module: nn.Module, listener: Listener) -> Callable[[], None]:
@@ -70,15 +75,18 @@ class ModuleCalls:
 
         Calls from within other such calls are left out.
         """
+        listeners = self._model_listeners.setdefault(kind, [])
+        listeners.append(listener)
         if kind not in self._classes:
             own = vars(kind).get("__call__")
-            call = self._calling(kind, own, listener)
+            call = self._calling(kind, own, listeners)
             self._classes[kind] = (call, own)
             kind.__call__ = call  # type: ignore[method-assign]
 
     def close(self) -> None:
         """End all listening."""
         self._listeners.clear()
+        self.after_each = None
         self._put_back()
         for kind, (call, own) in self._classes.items():
             # As below, for what somebody else has replaced since.
@@ -89,9 +97,10 @@ class ModuleCalls:
             else:
                 kind.__call__ = own  # type: ignore[method-assign]
         self._classes.clear()
+        self._model_listeners.clear()
 
     def _calling(
-        self, kind: type[nn.Module], own: Callable[..., Any] | None, listener: ModelListener
+        self, kind: type[nn.Module], own: Callable[..., Any] | None, listeners: list[ModelListener]
     ) -> Callable[..., Any]:
         is_compiling = torch.compiler.is_compiling
 
@@ -106,18 +115,29 @@ class ModuleCalls:
                 result = inherited(*args, **kwargs)
             finally:
                 self._inside -= 1
-            try:
-                # What is asked of tensors is none of the business of a user's modes.
-                if function_mode_is_active():
-                    with without_torch_function():
-                        listener(module, result, (*args, *kwargs.values()))
-                else:
-                    listener(module, result, (*args, *kwargs.values()))
-            except Exception as error:  # noqa: BLE001 - the user's program goes on
-                self._note_failure("module call", error)
+            given = (*args, *kwargs.values())
+            # What is asked of tensors is none of the business of a user's modes.
+            if function_mode_is_active():
+                with without_torch_function():
+                    self._tell_of_model(listeners, module, result, given)
+            else:
+                self._tell_of_model(listeners, module, result, given)
             return result
 
         return call
+
+    def _tell_of_model(
+        self,
+        listeners: list[ModelListener],
+        module: nn.Module,
+        result: Any,
+        given: tuple[Any, ...],
+    ) -> None:
+        for listener in listeners:
+            try:
+                listener(module, result, given)
+            except Exception as error:  # noqa: BLE001, PERF203 - the user's program goes on
+                self._note_failure("module call", error)
 
     def _replace(self) -> None:
         original = nn.Module.__call__
@@ -127,6 +147,8 @@ class ModuleCalls:
         @functools.wraps(original)
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             result = original(module, *args, **kwargs)
+            if self.after_each is not None and not is_compiling():
+                self._tell_of_any()
             if id(module) in listeners and not is_compiling():
                 self._tell(module, result)
             return result
@@ -139,6 +161,14 @@ class ModuleCalls:
         if self._replaced is not None and nn.Module.__call__ is self._replaced[0]:
             nn.Module.__call__ = self._replaced[1]  # type: ignore[method-assign]
             self._replaced = None
+
+    def _tell_of_any(self) -> None:
+        try:
+            if self.after_each is not None:
+                self.after_each()
+        except Exception as error:  # noqa: BLE001 - the user's program goes on
+            self.after_each = None
+            self._note_failure("module call", error)
 
     def _tell(self, module: nn.Module, result: Any) -> None:
         known = self._listeners.get(id(module))

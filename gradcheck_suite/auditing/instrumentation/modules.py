@@ -11,7 +11,13 @@ from torch import nn
 
 from gradcheck_suite._torch_compat import jit_is_tracing
 from gradcheck_suite.auditing.call_sites import call_site
-from gradcheck_suite.auditing.events import ForwardFinished, ModeChanged, StateLoaded, StateTaken
+from gradcheck_suite.auditing.events import (
+    ForwardFinished,
+    ForwardHookRegistered,
+    ModeChanged,
+    StateLoaded,
+    StateTaken,
+)
 from gradcheck_suite.auditing.instrumentation.base import EventSource, is_compiling
 
 if TYPE_CHECKING:
@@ -20,7 +26,7 @@ if TYPE_CHECKING:
     from gradcheck_suite._runtime.patches import Patches
     from gradcheck_suite.auditing.recorder import Recorder
 
-__all__ = ["FIRST_STEPS", "ForwardSource", "ModeSource", "StateSource"]
+__all__ = ["FIRST_STEPS", "ForwardHookSource", "ForwardSource", "ModeSource", "StateSource"]
 
 FIRST_STEPS = 8
 """In so many first steps each forward is told of: those in which each graph is looked through
@@ -111,6 +117,28 @@ class StateSource(EventSource):
             return result
 
         return load_state_dict
+
+
+class ForwardHookSource(EventSource):
+    """Replaces ``Module.register_forward_hook``."""
+
+    kinds = (ForwardHookRegistered,)
+
+    def install(self, patches: Patches) -> None:
+        """Replace the method."""
+        original = nn.Module.register_forward_hook
+        patches.replace(nn.Module, "register_forward_hook", self._registering(original))
+
+    def _registering(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def register_forward_hook(module: nn.Module, hook: Any, *args: Any, **kwargs: Any) -> Any:
+            handle = original(module, hook, *args, **kwargs)
+            source: ForwardHookSource = self.acting
+            if source.state.running and not is_compiling():
+                source.recorder.bus.emit(ForwardHookRegistered(module, hook))
+            return handle
+
+        return register_forward_hook
 
 
 class ForwardSource(EventSource):

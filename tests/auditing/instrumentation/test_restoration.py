@@ -34,6 +34,7 @@ NAMES = [
     (torch.nn.Module, "__call__"),
     (torch.nn.Module, "state_dict"),
     (torch.nn.Module, "load_state_dict"),
+    (torch.nn.Module, "register_forward_hook"),
     (torch.optim.Optimizer, "load_state_dict"),
     (BaseProcess, "start"),
     (subprocess.Popen, "__init__"),

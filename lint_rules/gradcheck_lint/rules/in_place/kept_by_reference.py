@@ -107,24 +107,25 @@ _REBINDS: Final = re.compile(rb"\.data\s*=(?!=)")
 _ZEROES_IN_PLACE: Final = re.compile(rb"set_to_none\s*=\s*False|grad(?:\.data)?\.zero_\(")
 
 
-def _aliased(value: cst.BaseExpression, function: FunctionModel) -> str | None:
+_MOST_NAMES: Final = 4
+"""How many names of one thing are followed. Chosen, as names may be given to one another."""
+
+
+def _aliased(value: cst.BaseExpression, function: FunctionModel, depth: int = 0) -> str | None:
     """Return whether a value is a gradient or the data of a parameter itself, or neither."""
     if isinstance(value, cst.Name):
         sources = sources_of(function.scope).get(value.value) or []
-        kinds = {_aliased(each, function) for each in sources if each is not value}
+        is_followed = depth < _MOST_NAMES
+        kinds = {_aliased(each, function, depth + 1) for each in sources if is_followed}
         return kinds.pop() if len(kinds) == 1 else None
     if isinstance(value, cst.Call) and isinstance(value.func, cst.Attribute) and not value.args:
-        is_same = value.func.attr.value in {"detach", "view_as"}
-        return _aliased(value.func.value, function) if is_same else None
-    if not isinstance(value, cst.Attribute):
-        return None
-    if value.attr.value == "grad":
-        return "gradient"
-    if value.attr.value == "data":
-        return _aliased(value.value, function) or (
-            "parameter" if isinstance(value.value, cst.Name) else None
-        )
-    return None
+        is_same = value.func.attr.value == "detach"
+        return _aliased(value.func.value, function, depth) if is_same else None
+    if isinstance(value, cst.Attribute) and value.attr.value == "data":
+        is_named = "parameter" if isinstance(value.value, cst.Name) else None
+        return _aliased(value.value, function, depth) or is_named
+    is_gradient = isinstance(value, cst.Attribute) and value.attr.value == "grad"
+    return "gradient" if is_gradient else None
 
 
 def _own_references(function: FunctionModel) -> Iterator[Violation]:

@@ -62,6 +62,7 @@ _ACTS = frozenset({"no_grad", "inference_mode"})
 _MODES = re.compile(r"Dropout\w*|BatchNorm\w*|SyncBatchNorm")
 
 
+_SWITCHES_OFF = re.compile(rb"\.(?:p|dropout)\s*=\s*0")
 _MAKES_MODELS = re.compile(rb"nn\.Module\)|nn\.Sequential\(")
 _MAY_HAVE_MODES = re.compile(
     rb"[Dd]ropout|Norm|[Tt]ransformer|RReLU|torchvision|timm|pretrained|\.load|import\w*\(|models?\b"
@@ -71,13 +72,16 @@ _MAY_HAVE_MODES = re.compile(
 
 def _violation(forward: Forward, function: FunctionModel) -> Violation:
     module = function.module
-    is_likely = module.matches(_MAY_HAVE_MODES) or not module.matches(_MAKES_MODELS)
+    against = ""
+    if module.matches(_MAKES_MODELS) and not module.matches(_MAY_HAVE_MODES):
+        against = ", if it has any: no layer of this file changes with the mode"
+    elif module.matches(_SWITCHES_OFF):
+        against = ", unless what this file sets in its layers switches them off"
     return Violation(
         forward.node,
         f"`{forward.receiver}` is validated in this file without eval(): dropout is active "
-        "and batch norm uses, and updates, the statistics of each batch"
-        + ("" if is_likely else ", if it has any: no layer of this file changes with the mode"),
-        Severity.WARNING if is_likely else Severity.NOTE,
+        "and batch norm uses, and updates, the statistics of each batch" + against,
+        Severity.NOTE if against else Severity.WARNING,
         f"call `{forward.receiver}.eval()` before and `.train()` afterwards",
     )
 
