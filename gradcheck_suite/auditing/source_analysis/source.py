@@ -144,8 +144,8 @@ def way_out(path: str, first: int, last: int) -> int | None:
     for node, is_in_loop in waiting:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.expr)):
             continue
-        leaves = isinstance(node, ast.Return) or (isinstance(node, ast.Break) and is_in_loop)
-        if leaves and first < node.lineno < last:
+        kinds = (ast.Return, ast.Break) if is_in_loop else (ast.Return,)
+        if isinstance(node, kinds) and first < node.lineno < last:
             return node.lineno
         inside = is_in_loop
         if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):

@@ -173,5 +173,5 @@ def _finding(
         doubts=[] if is_owned else [_UNOWNED],
         location=asks,
         hint="give apply() all parameters that forward uses, and return their gradients",
-        evidence={"parameters": len(places), "function": function.__name__, "names": names},
+        evidence={"parameters": len(places), "function": function.__name__, "names": tuple(names)},
     )

@@ -136,7 +136,7 @@ def _code_of(hook: Any) -> CodeType | None:
     code = getattr(function, "__code__", None)
     if code is None:
         code = getattr(getattr(type(hook), "__call__", None), "__code__", None)  # noqa: B004 - its code
-    return code  # type: ignore[no-any-return]  # a code object, by its name
+    return code
 
 
 def _registered_at(code: CodeType) -> Location:
