@@ -53,7 +53,7 @@ class ChildProcessSource(EventSource):
             loads_data = _module_of_target(process).startswith("torch.utils.data.")
             target, children = getattr(process, "_target", None), source.recorder.children
             is_audited = children is not None and source.state.installed and is_of_user(target)
-            if children is not None and is_audited:
+            if target is not None and children is not None and is_audited:
                 process._target = children.audited(target)  # noqa: SLF001 - runs what it is given
             source.starting += 1
             try:

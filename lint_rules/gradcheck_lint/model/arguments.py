@@ -142,6 +142,7 @@ def record_call(
         )
         return frozenset({plain})
     returned = NOTHING
+    given: dict[int, Values] = {}
     if function is not None:
         surroundings = reading.surroundings
         if surroundings.returns_no_graph(function):

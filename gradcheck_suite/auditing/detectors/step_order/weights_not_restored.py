@@ -192,8 +192,9 @@ class WeightsNotRestoredDetector:
         writes = (
             [] if parameter is None else self._recorder.write_log.since(known.sequence, parameter)
         )
-        written = (writes[-1].site, writes[-1].operation) if writes else (None, None)
-        known.replaced = (call_site(), *written)
+        last = writes[-1] if writes else None
+        site, operation = (None, None) if last is None else (last.site, last.operation)
+        known.replaced = (call_site(), site, operation)
 
     def _begin_step(self, _event: StepStarted) -> Attention | None:
         owned = self._windows.stepped.ids
