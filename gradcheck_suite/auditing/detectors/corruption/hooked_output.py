@@ -26,7 +26,7 @@ from gradcheck_suite.auditing.events import BackwardStarted, ForwardHookRegister
 from gradcheck_suite.auditing.object_names.tensor_names import operation_words
 from gradcheck_suite.auditing.saved_tensors.write_log import Write
 from gradcheck_suite.auditing.source_analysis.source import function_at, tree_of
-from gradcheck_suite.findings import Finding, Location
+from gradcheck_suite.findings import Finding, Location, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,6 +55,7 @@ class _Kept:
     sequence: int
     kind: str
     code: CodeType
+    detached: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,8 @@ class HookedOutputDetector:
             if address is not None and _address(tensor) == address:
                 sequence = self._recorder.state.clock.moment.sequence
                 kept = weakref.ref(tensor), version_of(tensor), sequence
-                self._kept.append(_Kept(*kept, type(module).__name__, code))
+                detached = result.requires_grad and not tensor.requires_grad
+                self._kept.append(_Kept(*kept, type(module).__name__, code, detached))
                 # Who takes it out of the hook's object may let go of it before the backward.
                 self._recorder.module_calls.after_each = self._look
                 return
@@ -203,6 +205,8 @@ def _finding(found: _Overwritten, count: int) -> Finding:
         f"the output of {kept.kind} that a forward hook has kept here was overwritten {by} later "
         "in the forward: it is no longer what that layer returned; expected a copy",
         detector="audit",
+        # Without its graph it is for a log or a picture.
+        severity=Severity.NOTE if kept.detached else None,
         location=location,
         related=related(
             (None if write is None else location_of(write.site), "overwritten here"),

@@ -131,6 +131,9 @@ class InitialStatisticsDetector:
                 return
             if without_user_modes(_is_unchanged, module, known.weights):
                 return  # a new model that is tried before anything trains it
+            if self._is_trained(module):
+                known.end()
+                return
             if not self._is_initial(known):
                 known.calls = 0
                 known.end()
@@ -153,15 +156,11 @@ class InitialStatisticsDetector:
 
     def findings(self) -> list[Finding]:
         """Return one finding for each model."""
-        return [
-            _finding(each)
-            for each in self._followed
-            if each.calls and not self._is_trained(each.module())
-        ]
+        return [_finding(each) for each in self._followed if each.calls]
 
-    def _is_trained(self, module: nn.Module | None) -> bool:
+    def _is_trained(self, module: nn.Module) -> bool:
         """Return whether an optimizer trains it in evaluation mode: that is GCS702's to tell."""
-        parameter = None if module is None else next(module.parameters(), None)
+        parameter = next(module.parameters(), None)
         return parameter is not None and bool(self._recorder.optimizers.owners(parameter))
 
 
