@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -115,7 +116,7 @@ def without_reentrant_checkpoints(keep: Callable[[], bool]) -> Iterator[None]:
 
 
 def checkpoint_entry_points() -> tuple[tuple[Any, str] | None, tuple[Any, str] | None]:
-    """Return owner and name of what ``checkpoint`` runs a function by (torch 2.6 to 2.15).
+    """Return owner and name of what ``checkpoint`` runs a function by (torch 2.6 to 2.14).
 
     Returns:
         For a reentrant checkpoint a function of ``(function, preserve, *inputs)``, which runs it
@@ -124,4 +125,6 @@ def checkpoint_entry_points() -> tuple[tuple[Any, str] | None, tuple[Any, str] |
     """
     name = "_checkpoint_without_reentrant_generator"
     own = sys.modules[CheckpointFunction.__module__]
-    return (CheckpointFunction, "apply"), (own, name) if hasattr(own, name) else None
+    code = getattr(inspect.unwrap(own.checkpoint), "__code__", None)
+    is_used = hasattr(own, name) and code is not None and name in code.co_names
+    return (CheckpointFunction, "apply"), (own, name) if is_used else None

@@ -420,7 +420,7 @@ class TestReportFile:
             ("r.html", "<html"),
             ("r.xml", "<testsuites"),
             ("r.sarif", "GCS403"),
-            ("r.md", "| GCS403 | warning |"),
+            ("r.md", "| [GCS403]("),
         ],
     )
     def test_formats(self, run_tests, pytester, file, text):
