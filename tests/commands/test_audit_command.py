@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from gradcheck_suite._addresses import page_of
 from tests import warm_python
 
 CLEAN = """\
@@ -87,8 +88,7 @@ def test_markdown_for_the_summary_of_a_job(audit, tmp_path):
     assert (done.returncode, done.stdout) == (1, "done\n")
     text = (tmp_path / "summary.md").read_text()
     assert text.startswith("## gradcheck-suite audit: 1 error in train.py\n")
-    assert "| [GCS301](" in text
-    assert ") | error | <code>train.py:6" in text
+    assert f"| [GCS301]({page_of('GCS301')}) | error | <code>train.py:6" in text
     assert "\n```text\n" in text
 
 

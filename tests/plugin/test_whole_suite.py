@@ -9,6 +9,8 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+from gradcheck_suite._addresses import page_of
+
 PACKAGE = """
     import torch
     import gradcheck_suite
@@ -420,7 +422,7 @@ class TestReportFile:
             ("r.html", "<html"),
             ("r.xml", "<testsuites"),
             ("r.sarif", "GCS403"),
-            ("r.md", "| [GCS403]("),
+            ("r.md", f"| [GCS403]({page_of('GCS403')}) | warning |"),
         ],
     )
     def test_formats(self, run_tests, pytester, file, text):
