@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradcheck_suite._runtime.memory import is_readable
-from gradcheck_suite._torch_compat import dispatch_mode_is_active, jit_is_tracing
 from gradcheck_suite.auditing.detectors.reachable_parameters import reachable_graph
 from gradcheck_suite.auditing.events import (
     BackwardStarted,
@@ -32,7 +31,7 @@ from gradcheck_suite.auditing.events import (
 from gradcheck_suite.auditing.object_names.optimizers import parameters_of
 from gradcheck_suite.auditing.object_names.tensor_names import variable_of
 from gradcheck_suite.auditing.saved_tensors.checksums import read_answers
-from gradcheck_suite.auditing.user_modes import without_user_modes
+from gradcheck_suite.auditing.user_modes import ops_are_recorded, without_user_modes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -443,7 +442,7 @@ def _storage(tensor: Tensor) -> int | None:
 
 def _may_read() -> bool:
     """Return whether nobody would be told of an operator of ours, nor write it down."""
-    return not (dispatch_mode_is_active() or jit_is_tracing())
+    return not ops_are_recorded()
 
 
 def _sums(tensor: Tensor) -> Tensor | None:

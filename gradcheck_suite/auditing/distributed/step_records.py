@@ -19,9 +19,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from gradcheck_suite._torch_compat import (
-    dispatch_mode_is_active,
     is_sharded,
-    jit_is_tracing,
     reduces_by_hook,
 )
 from gradcheck_suite.auditing.call_sites import location_of
@@ -38,7 +36,7 @@ from gradcheck_suite.auditing.instrumentation.modules import FIRST_STEPS
 from gradcheck_suite.auditing.object_names.optimizers import parameters_of
 from gradcheck_suite.auditing.object_names.tensor_names import variable_of, written
 from gradcheck_suite.auditing.saved_tensors.checksums import fingerprint
-from gradcheck_suite.auditing.user_modes import without_user_modes
+from gradcheck_suite.auditing.user_modes import ops_are_recorded, without_user_modes
 from gradcheck_suite.findings import Location
 from gradcheck_suite.reporting.paths import display_path
 
@@ -255,7 +253,7 @@ class StepRecords:
                 return attention
             known = self._followed[id(event.optimizer)] = _Followed(len(self._followed))
             self._look_for_wrapped()
-        if is_recorded(known.steps) and not (dispatch_mode_is_active() or jit_is_tracing()):
+        if is_recorded(known.steps) and not ops_are_recorded():
             known.pending = without_user_modes(self._record, event, known)
         return attention
 

@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import nn
 
-from gradcheck_suite._torch_compat import function_mode_is_active, without_torch_function
+from gradcheck_suite._torch_compat import (
+    function_mode_is_active,
+    jit_is_tracing,
+    without_torch_function,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,7 +112,8 @@ class ModuleCalls:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             # Looked up each time: torch.fx replaces what this class inherits while it traces.
             inherited = super(kind, module).__call__ if own is None else own.__get__(module)  # type: ignore[misc]  # a Module has one
-            if self._inside or is_compiling():
+            # torch.jit.trace names values after the variables of the running functions.
+            if self._inside or is_compiling() or jit_is_tracing():
                 return inherited(*args, **kwargs)
             self._inside += 1
             try:
@@ -146,6 +151,8 @@ class ModuleCalls:
 
         @functools.wraps(original)
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if jit_is_tracing():  # as above
+                return original(module, *args, **kwargs)
             result = original(module, *args, **kwargs)
             if self.after_each is not None and not is_compiling():
                 self._tell_of_any()

@@ -47,7 +47,10 @@ from gradcheck_suite.auditing.saved_tensors.checksums import (
     whether_same,
 )
 from gradcheck_suite.auditing.saved_tensors.saved_tensor import CHECKSUMMED, PackedTensor
-from gradcheck_suite.auditing.user_modes import without_user_modes
+from gradcheck_suite.auditing.user_modes import (
+    graph_is_captured,
+    without_user_modes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -397,14 +400,10 @@ def _alias_of(self: Tensor) -> Tensor:
 
 
 def _may_read(tensor: Tensor) -> bool:
-    """Return whether reading the contents of ``tensor`` now is possible and goes unnoticed.
-
-    Operators that run under a dispatch mode of the user's would show up there, and those that run
-    while ``torch.jit.trace`` traces or a CUDA graph is captured would become part of it.
-    """
+    """Return whether reading ``tensor`` now goes unnoticed; ``ops_are_recorded`` in fewer calls."""
     if dispatch_mode_is_active() or jit_is_tracing():
         return False
-    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+    return not (tensor.is_cuda and graph_is_captured())
 
 
 def _why_unread(tensor: Tensor) -> str:
@@ -417,7 +416,7 @@ def _why_unread(tensor: Tensor) -> str:
         "of a tensor subclass": type(tensor) not in _PLAIN,
         "under a dispatch mode": dispatch_mode_is_active(),
         "while torch.jit traced": jit_is_tracing(),
-        "in a CUDA graph": tensor.is_cuda and torch.cuda.is_current_stream_capturing(),
+        "in a CUDA graph": graph_is_captured(),
     }
     return next((reason for reason, holds in reasons.items() if holds), "without memory")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -225,11 +226,22 @@ def _is_pattern(test: ast.expr) -> bool:
     )
 
 
-def kept_by_reference_at(key: str) -> Location | None:
-    """Return the one line of the user's modules that sets this key to something without a copy."""
+def kept_by_reference_at(key: str, keeper: type) -> Location | None:
+    """Return the one line that sets this key to something without a copy.
+
+    It is looked for where the class of what keeps it and its bases are, then in all modules.
+    """
+    modules = (sys.modules.get(each.__module__) for each in keeper.__mro__)
+    own = dict.fromkeys(file for each in modules if (file := getattr(each, "__file__", None)))
+    return _only_reference([file for file in own if not kind_of_file[file]], key) or (
+        _only_reference(user_files_with(key), key)
+    )
+
+
+def _only_reference(files: list[str], key: str) -> Location | None:
     lines = {
         (file, value.lineno)
-        for file in user_files_with(key)
+        for file in files
         if (tree := tree_of(file)) is not None
         for value in _values_of(tree, key)
         if _is_reference(value)

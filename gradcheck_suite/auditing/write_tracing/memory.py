@@ -6,8 +6,6 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-import torch
-
 from gradcheck_suite._runtime.memory import is_readable
 from gradcheck_suite._torch_compat import (
     dispatch_mode_is_active,
@@ -19,11 +17,13 @@ from gradcheck_suite._torch_compat import (
 )
 from gradcheck_suite.auditing.call_sites import CallSite
 from gradcheck_suite.auditing.saved_tensors.checksums import same_content, same_fingerprint
+from gradcheck_suite.auditing.user_modes import graph_is_captured
 from gradcheck_suite.auditing.write_tracing.lines import offset_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import torch
     from torch import Tensor
 
     from gradcheck_suite.auditing.saved_tensors.checksums import Fingerprint
@@ -156,7 +156,7 @@ class WatchedMemory:
 
     def look(self, place: Place) -> None:
         """Compare everything, after the line at ``place``."""
-        if jit_is_tracing() or _is_capturing():
+        if jit_is_tracing() or graph_is_captured():
             # Reading would become part of what is recorded.
             self._missed_a_line = True
             return
@@ -206,8 +206,3 @@ def _is_same(region: _Region, tensor: Tensor) -> bool | None:
         return same_content(region.fingerprint, tensor) if is_readable(tensor) else None
     except RuntimeError:  # no memory left for the sums
         return None
-
-
-def _is_capturing() -> bool:
-    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch has no types for it
-    return started and torch.cuda.is_current_stream_capturing()

@@ -95,7 +95,7 @@ def _repeated(container: nn.Module) -> Iterator[tuple[nn.Module, int]]:
 def _multiplied_list(kind: str) -> Location | None:
     """Return the line of the user's that multiplies a list with a call of this class in it."""
     found = []
-    for path in user_files_with("*"):
+    for path in user_files_with(kind):
         tree = tree_of(path)
         for node in () if tree is None else ast.walk(tree):
             if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mult):

@@ -14,12 +14,11 @@ import torch
 
 from gradcheck_suite import catalogue
 from gradcheck_suite._runtime.memory import is_readable
-from gradcheck_suite._torch_compat import dispatch_mode_is_active
 from gradcheck_suite.auditing.call_sites import CallSite, location_of, user_frames
 from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.leaf_records import is_looked_at
 from gradcheck_suite.auditing.events import GradientsReturned
-from gradcheck_suite.auditing.user_modes import without_user_modes
+from gradcheck_suite.auditing.user_modes import ops_are_recorded, without_user_modes
 from gradcheck_suite.findings import Finding, Severity
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ class ZeroDerivativeDetector:
 
     def _look_at(self, event: GradientsReturned) -> None:
         iteration = self._recorder.state.iteration
-        if not is_looked_at(iteration) or dispatch_mode_is_active():
+        if not is_looked_at(iteration) or ops_are_recorded():
             return
         frames = [frame for frame, _ in zip(user_frames(), range(_CALLERS), strict=False)]
         key = tuple((id(frame.f_code), frame.f_lasti) for frame in frames)

@@ -26,7 +26,6 @@ from gradcheck_suite._runtime.memory import is_readable
 from gradcheck_suite._runtime.version_error import operation_of
 from gradcheck_suite._torch_compat import (
     current_node,
-    dispatch_mode_is_active,
     function_mode_is_active,
     node_sequence_number,
     optimizer_was_made,
@@ -44,6 +43,7 @@ from gradcheck_suite.auditing.events import (
 )
 from gradcheck_suite.auditing.object_names.optimizers import parameters_of
 from gradcheck_suite.auditing.saved_tensors.saved_tensor import line_near, packed_tensors_of
+from gradcheck_suite.auditing.user_modes import ops_are_recorded
 from gradcheck_suite.findings import Finding, Location, Severity
 
 if TYPE_CHECKING:
@@ -454,10 +454,8 @@ def _skips_itself(optimizer: Optimizer) -> bool:
 
 
 def _may_look() -> bool:
-    """Return whether reading values goes unnoticed by modes of the user's and a graph capture."""
-    if dispatch_mode_is_active() or function_mode_is_active():
-        return False
-    return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+    """Return whether reading values goes unnoticed by modes of the user's and what records."""
+    return not (ops_are_recorded() or function_mode_is_active())
 
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})

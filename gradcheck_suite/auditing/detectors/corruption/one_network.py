@@ -75,6 +75,10 @@ class _Network:
     recorded: dict[tuple[int, str], _Calls] = field(default_factory=dict)
     bare: dict[tuple[int, str], _Calls] = field(default_factory=dict)
 
+    def has_two_names(self) -> bool:
+        """Return whether one of its names may be the second of a pair."""
+        return len(self.recorded.keys() | self.bare.keys()) > 1
+
 
 class OneNetworkDetector:
     """Reports kept-by-reference (GCS111) of networks."""
@@ -125,7 +129,7 @@ class OneNetworkDetector:
             known.turns.setdefault(turn, set()).add(shape)
             known.modes.add(module.training)
             # Now: a script's module is gone when its findings are asked for.
-            if is_new and len(known.turns) == _ENOUGH:
+            if is_new and len(known.turns) == _ENOUGH and network.has_two_names():
                 known.made = way.assigned_at()
 
     def _network_of(self, module: nn.Module) -> _Network:

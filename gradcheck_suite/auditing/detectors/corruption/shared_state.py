@@ -121,7 +121,7 @@ class SharedStateDetector:
                 kind = type(event.optimizer), key, what
                 shared = self._followed.get(kind)
                 if shared is None:
-                    made = kept_by_reference_at(key)
+                    made = kept_by_reference_at(key, type(event.optimizer))
                     shared = _Shared(type(event.optimizer).__name__, made, event.site)
                     self._followed[kind] = shared
                 shared.add(key, tensor)

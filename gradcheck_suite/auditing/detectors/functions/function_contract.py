@@ -16,7 +16,6 @@ from gradcheck_suite import catalogue
 from gradcheck_suite._runtime.frames import definition_line
 from gradcheck_suite._torch_compat import (
     custom_function_class,
-    dispatch_mode_is_active,
     version_of,
 )
 from gradcheck_suite.auditing.call_sites import kind_of_file, location_of
@@ -28,7 +27,7 @@ from gradcheck_suite.auditing.events import (
     LegacyFunctionCalled,
 )
 from gradcheck_suite.auditing.saved_tensors.checksums import Fingerprint, fingerprint, same_content
-from gradcheck_suite.auditing.user_modes import without_user_modes
+from gradcheck_suite.auditing.user_modes import ops_are_recorded, without_user_modes
 from gradcheck_suite.findings import Finding, Location, Related
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class _Given:
 
     def differs(self, gradient: Tensor) -> bool:
         """Return whether shape or contents are others now; True where they can't be read."""
-        if self.content is None or _layout_of(gradient) != self.layout or dispatch_mode_is_active():
+        if self.content is None or _layout_of(gradient) != self.layout or ops_are_recorded():
             return True
         same: bool = without_user_modes(same_content, self.content, gradient)
         return not same
@@ -93,7 +92,7 @@ def _layout_of(gradient: Tensor) -> tuple[object, ...]:
 
 
 def _content_of(gradient: Tensor) -> Fingerprint | None:
-    if dispatch_mode_is_active():
+    if ops_are_recorded():
         return None
     try:
         return without_user_modes(fingerprint, gradient)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite import catalogue
-from gradcheck_suite._torch_compat import dispatch_mode_is_active, version_of
+from gradcheck_suite._torch_compat import version_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors.base import Occurrences, related
 from gradcheck_suite.auditing.detectors.gradients import sample_of
@@ -31,7 +31,7 @@ from gradcheck_suite.auditing.events import (
     WatchResumed,
 )
 from gradcheck_suite.auditing.object_names.optimizers import parameters_of
-from gradcheck_suite.auditing.user_modes import without_user_modes
+from gradcheck_suite.auditing.user_modes import ops_are_recorded, without_user_modes
 from gradcheck_suite.findings import Finding
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class RetainGraphDetector:
         if not self._is_second:
             return None if self._any_kept or event.number < _LOOKED_AT else Attention.ASLEEP
         first, self._first, self._is_second = self._first, None, False
-        if first is None or event.failed or event.creates_graph or dispatch_mode_is_active():
+        if first is None or event.failed or event.creates_graph or ops_are_recorded():
             return None
         if without_user_modes(_all_are_doubled, first.gradients):
             first.again = event.site
@@ -158,7 +158,7 @@ class RetainGraphDetector:
     def _keep(self, event: GraphKept) -> Attention | None:
         finished = event.finished
         self._any_kept = True
-        if finished.created and not finished.creates_graph and not dispatch_mode_is_active():
+        if finished.created and not finished.creates_graph and not ops_are_recorded():
             gradients = without_user_modes(_gradients_of, finished.created)
             if self._root is not None and gradients:
                 self._first = _First(self._root, finished.site, gradients)

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from gradcheck_suite import catalogue
-from gradcheck_suite._torch_compat import BATCH_NORMS, dispatch_mode_is_active
+from gradcheck_suite._torch_compat import BATCH_NORMS
 from gradcheck_suite.auditing.call_sites import CallSite, call_site, location_of
 from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.gradients import sample_of
 from gradcheck_suite.auditing.events import ModeChanged, SessionEnded
 from gradcheck_suite.auditing.object_names.tensor_names import variable_of
-from gradcheck_suite.auditing.user_modes import without_user_modes
+from gradcheck_suite.auditing.user_modes import ops_are_recorded, without_user_modes
 from gradcheck_suite.findings import Finding
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class InitialStatisticsDetector:
 
     def _follow(self, event: ModeChanged) -> _Evaluating | None:
         layers = _batch_norms(event.module)
-        if not layers or len(self._followed) >= _MOST:
+        if not layers or len(self._followed) >= _MOST or ops_are_recorded():
             return None
         known = _Evaluating(
             weakref.ref(event.module),
@@ -127,7 +127,7 @@ class InitialStatisticsDetector:
             if module.training or known.weights is None or number > _CALLS:
                 known.end()
                 return
-            if number & (number - 1) or dispatch_mode_is_active():
+            if number & (number - 1) or ops_are_recorded():
                 return
             if without_user_modes(_is_unchanged, module, known.weights):
                 return  # a new model that is tried before anything trains it

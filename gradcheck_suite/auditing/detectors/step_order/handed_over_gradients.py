@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from gradcheck_suite import catalogue
-from gradcheck_suite._torch_compat import dispatch_mode_is_active, version_of
+from gradcheck_suite._torch_compat import version_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors.base import Occurrences, related
 from gradcheck_suite.auditing.detectors.gradients import RESCALING, is_nonzero, sample_of
@@ -25,7 +25,7 @@ from gradcheck_suite.auditing.events import (
     WatchResumed,
 )
 from gradcheck_suite.auditing.object_names.optimizers import parameters_of
-from gradcheck_suite.auditing.user_modes import without_user_modes
+from gradcheck_suite.auditing.user_modes import ops_are_recorded, without_user_modes
 from gradcheck_suite.findings import Finding
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class HandedOverGradientsDetector:
     def _before_step(self, event: StepStarted) -> Attention | None:
         if self._is_over():
             return Attention.ASLEEP
-        if self._unowned and not dispatch_mode_is_active():
+        if self._unowned and not ops_are_recorded():
             without_user_modes(self._look_for_used, event)
         return None
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradcheck_suite import catalogue
-from gradcheck_suite._torch_compat import dispatch_mode_is_active, jit_is_tracing
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.gradients import is_nonzero
@@ -33,7 +32,7 @@ from gradcheck_suite.auditing.events import (
 )
 from gradcheck_suite.auditing.object_names.tensor_names import listed, local_name, written
 from gradcheck_suite.auditing.saved_tensors.checksums import fingerprint, same_content
-from gradcheck_suite.auditing.user_modes import without_user_modes
+from gradcheck_suite.auditing.user_modes import ops_are_recorded, without_user_modes
 from gradcheck_suite.findings import Finding
 from gradcheck_suite.reporting.text import plural
 
@@ -209,7 +208,7 @@ class LearningRateZeroDetector:
 
     def _look(self, groups: list[dict[str, Any]], at_zero: list[_Group]) -> None:
         """Take down a few parameters of these groups that have gradients."""
-        if dispatch_mode_is_active() or jit_is_tracing():
+        if ops_are_recorded():
             return
         for each in at_zero:
             parameters = sorted(groups[each.index]["params"], key=torch.Tensor.numel)

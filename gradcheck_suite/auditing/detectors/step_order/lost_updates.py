@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite import catalogue
-from gradcheck_suite._torch_compat import dispatch_mode_is_active
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.gradients import sample_of
 from gradcheck_suite.auditing.events import Attention, StepFinished, StepStarted
-from gradcheck_suite.auditing.user_modes import without_user_modes
+from gradcheck_suite.auditing.user_modes import ops_are_recorded, without_user_modes
 from gradcheck_suite.findings import Finding, Severity
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ class LostUpdatesDetector:
             alone = self._windows.is_alone()
             return Attention.ASLEEP if alone else event.number + _FIRST
         number = window.steps + 1
-        if number < _FIRST or number & (number - 1) or dispatch_mode_is_active():
+        if number < _FIRST or number & (number - 1) or ops_are_recorded():
             wanted = max(_FIRST, 1 << number.bit_length())
             return event.number + (wanted - number if self._windows.is_alone() else 1)
         largest = sorted(half, key=torch.Tensor.numel, reverse=True)[:_PARAMETERS]

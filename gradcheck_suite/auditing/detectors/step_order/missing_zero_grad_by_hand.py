@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradcheck_suite import catalogue
-from gradcheck_suite._torch_compat import dispatch_mode_is_active, version_of
+from gradcheck_suite._torch_compat import version_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors.base import Occurrences, related
 from gradcheck_suite.auditing.detectors.gradients import sample_of
@@ -33,7 +33,7 @@ from gradcheck_suite.auditing.detectors.reachable_parameters import (
 from gradcheck_suite.auditing.events import Attention, BackwardFinished, BackwardStarted
 from gradcheck_suite.auditing.object_names.optimizers import parameters_of
 from gradcheck_suite.auditing.object_names.tensor_names import listed, local_name
-from gradcheck_suite.auditing.user_modes import without_user_modes
+from gradcheck_suite.auditing.user_modes import ops_are_recorded, without_user_modes
 from gradcheck_suite.findings import Finding
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class MissingZeroGradByHandDetector:
             self._reached = []
             return Attention.ASLEEP
         self._reached = []
-        if event.accumulates and not dispatch_mode_is_active():
+        if event.accumulates and not ops_are_recorded():
             if self._followed:
                 without_user_modes(self._look_at_updates, event)
             self._reached = [weakref.ref(leaf) for leaf in self._unowned(_leaves_under(event))]

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradcheck_suite import catalogue
-from gradcheck_suite._torch_compat import dispatch_mode_is_active
 from gradcheck_suite.auditing.call_sites import CallSite, call_site, location_of
 from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.gradients import sample_of
@@ -33,7 +32,7 @@ from gradcheck_suite.auditing.events import (
     WatchResumed,
 )
 from gradcheck_suite.auditing.object_names.tensor_names import variable_of
-from gradcheck_suite.auditing.user_modes import without_user_modes
+from gradcheck_suite.auditing.user_modes import ops_are_recorded, without_user_modes
 from gradcheck_suite.findings import Finding
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ class _Followed:
     def now(self) -> Tensor | None:
         """Return some elements of the parameter; None where they can't be read."""
         parameter = self.parameter()
-        if parameter is None or dispatch_mode_is_active():
+        if parameter is None or ops_are_recorded():
             return None
         return without_user_modes(sample_of, parameter, _SAMPLED)
 
