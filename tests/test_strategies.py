@@ -172,6 +172,7 @@ class Negative(torch.autograd.Function):
         return grad_output.clone()
 
 
+@pytest.mark.slow
 def test_a_property_test_finds_and_shrinks_a_mistake():
     @settings(max_examples=40, deadline=None, database=None, derandomize=True)
     @given(x=tensors(shapes(min_dims=1, max_dims=2, max_side=3)))

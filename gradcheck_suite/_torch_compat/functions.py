@@ -116,15 +116,18 @@ def without_reentrant_checkpoints(keep: Callable[[], bool]) -> Iterator[None]:
 
 
 def checkpoint_entry_points() -> tuple[tuple[Any, str] | None, tuple[Any, str] | None]:
-    """Return owner and name of what ``checkpoint`` runs a function by (torch 2.6 to 2.14).
+    """Return owner and name of what ``checkpoint`` runs a function by (torch 2.6 to 2.15).
 
     Returns:
         For a reentrant checkpoint a function of ``(function, preserve, *inputs)``, which runs it
         now and, in backward, again; for another a generator function that is given the function
         to run again and yields while the caller runs it. None where this torch has it not.
     """
-    name = "_checkpoint_without_reentrant_generator"
     own = sys.modules[CheckpointFunction.__module__]
-    code = getattr(inspect.unwrap(own.checkpoint), "__code__", None)
-    is_used = hasattr(own, name) and code is not None and name in code.co_names
-    return (CheckpointFunction, "apply"), (own, name) if is_used else None
+    # Torch 2.15 has taken both apart.
+    runs = (getattr(own, each, None) for each in ("checkpoint", "_checkpoint_impl"))
+    codes = (getattr(inspect.unwrap(each), "__code__", None) for each in runs if each is not None)
+    called = {name for code in codes if code is not None for name in code.co_names}
+    names = (f"_checkpoint_without_reentrant_generator{end}" for end in ("_impl", ""))
+    generator = next((name for name in names if name in called and hasattr(own, name)), None)
+    return (CheckpointFunction, "apply"), None if generator is None else (own, generator)

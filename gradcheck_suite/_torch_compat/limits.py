@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gradcheck_suite._torch_compat.engine import STACK_IS_KEPT
+from gradcheck_suite._torch_compat.functions import checkpoint_entry_points
 from gradcheck_suite._torch_compat.nodes import (
     SAVED_TENSORS_TELL,
     SAVED_TENSORS_UNPACK,
@@ -35,4 +36,6 @@ def limits() -> tuple[str, ...]:
         )
     if next_sequence_number is None:
         told.append("the graph does not tell what was saved under gs.record()")
+    if checkpoint_entry_points()[1] is None:
+        told.append("a checkpoint that is not reentrant is not compared with its first run (GCS613)")
     return tuple(told)

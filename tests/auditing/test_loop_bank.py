@@ -6,7 +6,6 @@ import inspect
 import warnings
 
 import pytest
-import torch
 
 from gradcheck_suite.findings import Severity
 from tests.auditing.loops import (  # noqa: F401 - they fill the bank
@@ -34,23 +33,6 @@ from tests.auditing.loops import (  # noqa: F401 - they fill the bank
 from tests.auditing.loops.bank import BUGGY, CLEAN
 
 _REFUSALS = ("scale", "inf checks", "update()", "nested_tensorlist")
-
-
-NOT_REENTRANT = [
-    "dropout_without_its_generator",
-    "layers_dropped_by_python",
-    "noise_of_numpy",
-    "stepped_between_forward_and_backward",
-]
-
-
-@pytest.fixture(autouse=True)
-def _is_covered(request):
-    """Leave out what the tool has no place to look at on this torch."""
-    name = request.node.callspec.params.get("name") if hasattr(request.node, "callspec") else None
-    version = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2]))
-    if name in NOT_REENTRANT and version >= (2, 15):
-        pytest.skip("checkpoints that are not reentrant are not compared on torch 2.15")
 
 
 def run_quietly(loop):

@@ -94,6 +94,7 @@ def test_the_command_and_its_report_in_json(notebook):
     assert (finding["path"], finding["cell"], finding["line"]) == ("nb.ipynb", 3, 6)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("cells", "place", "words"),
     [

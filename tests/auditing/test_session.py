@@ -179,6 +179,7 @@ def test_disabled_hooks_are_said_to_be():
     assert session.report.summary["saved_tensors"] == 0
 
 
+@pytest.mark.slow
 def test_compiled_graphs_are_said_to_be_closed_to_looks():
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     compiled = torch.compile(net, backend="aot_eager")

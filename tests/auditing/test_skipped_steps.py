@@ -425,6 +425,7 @@ def test_each_step_is_watched_where_that_is_asked_for(options):
     assert all(ran(StepSampler(AuditOptions(**options)), 5_000, with_audit=2.0, without=1.0))
 
 
+@pytest.mark.slow
 def test_a_step_of_milliseconds_is_timed_in_a_real_loop():
     loop = Loop()
 

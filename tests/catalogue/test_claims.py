@@ -145,6 +145,7 @@ def test_the_rules_of_the_linter_and_their_fixes_are_claimed():
     } == {entry.code for entry in catalogue.ENTRIES if entry.fixable}
 
 
+@pytest.mark.slow
 def test_what_detectors_report_is_claimed():
     reported = {
         node.attr

@@ -102,6 +102,7 @@ def test_the_traceback_comes_first_and_shows_only_the_users_frames(audit):
     assert "GCS103" in done.stdout
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize(
     ("source", "status"),
     [
@@ -125,6 +126,7 @@ def test_options_after_the_script_are_the_scripts(audit):
     assert done.returncode == 0
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("arguments", [["--output-format", "json"], ["--output-format=json"]])
 def test_an_option_of_ours_after_the_script_is_told_of_and_goes_to_the_script(audit, arguments):
     done = audit("import sys; print(sys.argv[1:])", arguments=arguments)
@@ -135,6 +137,7 @@ def test_an_option_of_ours_after_the_script_is_told_of_and_goes_to_the_script(au
     )
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("source", "arguments"),
     [
@@ -156,6 +159,7 @@ def test_a_module(audit, tmp_path):
     assert "GCS301" in done.stdout
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -247,6 +251,7 @@ def waiting(tmp_path):
         signal.signal(number, signal.SIG_IGN)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.skipif(None in ENDING, reason="there are no such signals here")
 @pytest.mark.parametrize("number", ENDING)
 def test_a_signal_that_ends_the_script_leaves_a_report(waiting, number):
@@ -438,6 +443,7 @@ def test_the_time_that_checksums_take_can_be_bounded(audit):
     assert "overhead must be a number of per cent, 0 or more, got -1.0" in bad.stderr
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     "closing",
     ["import sys; sys.stdout.close()", "import os; os.close(1)"],
@@ -463,6 +469,7 @@ class Copying:
 """
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("replaced", "printed"),
     [
@@ -492,6 +499,7 @@ def test_a_package_that_lacks_a_module_is_not_said_to_be_missing(tmp_path):
     assert "there is no module" not in done.stderr
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -625,6 +633,7 @@ def test_training_in_child_processes_is_not_told_as_nothing_found(audit, how):
     assert "`with gs.audit():` in the function" in line
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("options", [(), ("--output-format", "concise"), ("--fail-on", "note")])
 def test_a_script_that_trains_nothing_has_a_verdict_of_its_own(audit, options):
     done = audit("print('hello')", *options)
@@ -651,6 +660,7 @@ def test_processes_that_load_data_or_are_other_programs_are_no_training(audit, m
     assert json.loads(done.stdout)["not_covered"] == []
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 @pytest.mark.parametrize("ending", ["sys.exit(3)", "raise SystemExit(3)", "pass", "1 / 0"])
 def test_a_forked_child_that_comes_to_the_end_leaves_the_report_to_its_parent(audit, ending):
@@ -717,6 +727,7 @@ def test_workers_end_as_they_do_without_an_audit(audit, method):
     assert done.stderr == ""
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a disk that is full")  # noqa: PTH110
 @pytest.mark.parametrize("options", [(), ("--output-format", "concise")])
 def test_a_full_disk_under_standard_output_loses_no_report(tmp_path, options):

@@ -30,6 +30,7 @@ def audit(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_what_was_found_before_fails_no_more_though_its_lines_moved(audit, tmp_path):
     first = audit("--output-format", "json", "--output-file", "old.json")
     assert first.returncode == 1, first.stderr

@@ -179,6 +179,7 @@ def loss(tmp_path):
     return tmp_path
 
 
+@pytest.mark.sampled(every=7)
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")  # noqa: PTH110
 @pytest.mark.parametrize("words", COMMANDS, ids=named)
 def test_a_full_disk_is_told_as_one(words, loss):
@@ -190,6 +191,7 @@ def test_a_full_disk_is_told_as_one(words, loss):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.sampled(every=7)
 @pytest.mark.skipif(os.name != "posix", reason="closes a file descriptor")
 @pytest.mark.parametrize("words", COMMANDS, ids=named)
 def test_a_closed_standard_output(words, loss):

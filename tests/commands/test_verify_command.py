@@ -124,6 +124,7 @@ def test_positional_and_keyword_inputs_and_a_skipped_output(verify):
     assert verify("two", "both", "--skip-output", "output[1]").returncode == 0
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize(
     ("target", "inputs", "options", "words"),
     [

@@ -38,14 +38,14 @@ def page_of(name):
     return (GALLERY.GALLERY / f"{name}.md").read_text("utf-8")
 
 
-@pytest.mark.sampled(every=9)
+@pytest.mark.sampled(every=10)
 @pytest.mark.one_torch
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_says_what_its_program_does(name):
     assert GALLERY.page(name, run) == page_of(name)
 
 
-@pytest.mark.sampled(every=9)
+@pytest.mark.sampled(every=10)
 @pytest.mark.parametrize("name", NAMES)
 def test_of_the_corrected_program_nothing_is_said(name):
     story = GALLERY.Story.of(name)

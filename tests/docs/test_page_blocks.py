@@ -40,6 +40,7 @@ def output_of(program: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.sampled(every=18)
 @each_page
 def test_programs_print_what_the_page_says(page, tmp_path):
     for program, said in PROGRAM.findall(page.read_text("utf-8")):

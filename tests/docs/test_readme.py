@@ -52,6 +52,7 @@ def test_it_is_short():
     assert README.count("\n") < 150
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
 def test_programs_print_what_is_said(number, tmp_path):
     program, said = PROGRAMS[number]
@@ -60,6 +61,7 @@ def test_programs_print_what_is_said(number, tmp_path):
     assert (done.returncode, done.stdout) == (0, said or ""), done.stderr
 
 
+@pytest.mark.slow
 def test_the_tests_pass(tmp_path):
     (tests,) = (block for block, _ in blocks("python") if "def test_" in block)
     (tmp_path / "test_example.py").write_text(IN_PYTEST + tests, "utf-8")

@@ -29,6 +29,7 @@ def misspelt_in(*paths):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_nothing_is_misspelt():
     assert misspelt_in(*PLACES, *ALSO) == ""
 

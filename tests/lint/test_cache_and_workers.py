@@ -214,6 +214,7 @@ class TestWorkers:
         with pytest.raises(KeyboardInterrupt):
             list(perform_all(tasks(), workers=2))
 
+    @pytest.mark.slow
     def test_leaving_early_ends_the_workers(self, buggy):
         before = threading.active_count()
         pool = perform_all(_tasks(buggy, 20), workers=2)
@@ -245,6 +246,7 @@ class TestWorkers:
             (project / name).unlink()
         assert len(_lint(project, jobs=4).report.findings) == 1
 
+    @pytest.mark.slow
     def test_directory_that_is_linted_is_not_imported_from(self, project):
         for name in ("json", "libcst", "pickle", "ast"):
             (project / f"{name}.py").write_text("raise SystemExit('imported!')  # torch\n")

@@ -82,6 +82,7 @@ def test_unknown_option_has_status_2(command, tmp_path):
     assert command("--no-such-option").returncode == 2
 
 
+@pytest.mark.slow
 def test_fail_on_and_exit_zero(command, tmp_path):
     (tmp_path / "a.py").write_text(
         "import torch\ndef clip(model):\n    for p in model.parameters():\n        p.clamp_(0, 1)\n"
@@ -92,6 +93,7 @@ def test_fail_on_and_exit_zero(command, tmp_path):
     assert command("--fail-on", "warning", "--exit-zero").returncode == 0
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", ["syntax.py", "nul.py"])
 def test_unreadable_file_is_a_finding_and_the_others_are_linted(command, project, name):
     (project / name).write_bytes(b"import torch\nx = = 1\n" if "syntax" in name else b"torch\x00")
@@ -116,6 +118,7 @@ def test_what_is_no_regular_file_is_not_waited_for(command, tmp_path):
     assert "it is not a regular file" in done.stdout
 
 
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize(
     "output_format", ["full", "concise", "json", "sarif", "github", "markdown"]
 )

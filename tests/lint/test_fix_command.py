@@ -84,6 +84,7 @@ def test_contradictions_are_refused(command, words, message):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("output_format", ["gitlab", "junit"])
 def test_formats_of_services(command, tmp_path, buggy, output_format):
     (tmp_path / "a.py").write_text(buggy)
@@ -132,6 +133,7 @@ def test_settings_of_the_wrong_type_are_refused(command, tmp_path, line, message
     assert message in done.stderr
 
 
+@pytest.mark.slow
 def test_suppressions_are_told_to_be_unused_only_where_that_is_known(command, tmp_path):
     (tmp_path / "a.py").write_text(
         "x = 1  # noqa: GCS301\n"

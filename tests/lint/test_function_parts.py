@@ -94,6 +94,7 @@ def test_values_are_joined_all_at_once_as_they_are_in_pairs() -> None:
     assert checked > 30
 
 
+@pytest.mark.slow
 def test_small_statements_are_those_among_all_nodes() -> None:
     checked = 0
     for source in _SOURCES:

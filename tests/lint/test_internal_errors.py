@@ -78,6 +78,7 @@ def _codes(done):
     return {(finding["path"], finding["code"]) for finding in json.loads(done.stdout)["findings"]}
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize(
     ("place", "lost"),
     [

@@ -92,6 +92,7 @@ def _sources() -> list[str]:
     return [source for rule in RULES for source in fixtures_of(rule.slug).sources]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("sources", [[_EVERY_STATEMENT], _sources()], ids=["every", "examples"])
 def test_states_differ_in_what_was_written_alone(
     monkeypatch: pytest.MonkeyPatch, sources: list[str]

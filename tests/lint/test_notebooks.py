@@ -268,6 +268,7 @@ def test_programs_are_told_the_cell(linted):
     assert (finding["related"][0]["cell"], finding["related"][0]["line"]) == (6, 4)
 
 
+@pytest.mark.slow
 def test_services_get_the_line_of_the_file_and_are_told_the_cell(linted, tmp_path):
     lines = (tmp_path / "a.ipynb").read_text("utf-8").split("\n")
     number = lines.index('    "    opt.step()"') + 1

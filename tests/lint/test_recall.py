@@ -18,6 +18,7 @@ def test_shipped_sources_are_clean():
         assert not findings_in(path.read_text(encoding="utf-8")), path
 
 
+@pytest.mark.slow
 def test_every_seeded_mistake_is_found():
     scores = score(sorted(SOURCES.glob("*.py")))
     assert len(scores) >= 20
@@ -44,6 +45,7 @@ def test_a_finding_elsewhere_in_the_function_does_not_count(monkeypatch):
     assert found < total / 2
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_an_earlier_one_was_stopped(tmp_path, monkeypatch, capsys):
     state = tmp_path / "state.jsonl"
     first, *_ = sorted(SOURCES.glob("*.py"))

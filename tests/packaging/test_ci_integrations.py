@@ -175,6 +175,7 @@ def runner(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_the_action_marks_the_lines_sums_up_and_fails(runner):
     (runner.work / "train.py").write_text(MISTAKEN)
     done = runner()
@@ -187,6 +188,7 @@ def test_the_action_marks_the_lines_sums_up_and_fails(runner):
     assert [result["ruleId"] for result in run["results"]] == ["GCS301"]
 
 
+@pytest.mark.slow
 def test_the_action_passes_clean_code_and_takes_several_paths(runner):
     for name in ("one file.py", "two.py"):
         (runner.work / name).write_text(FINE)
@@ -197,6 +199,7 @@ def test_the_action_passes_clean_code_and_takes_several_paths(runner):
     assert runner(paths="three.py", fail_on="never").returncode == 0
 
 
+@pytest.mark.slow
 def test_text_of_inputs_is_never_run(runner):
     (runner.work / "train.py").write_text(FINE)
     for hostile in ("$(touch owned)", "`touch owned`", "; touch owned", '" ; touch owned ; "'):
@@ -233,6 +236,7 @@ def test_the_action_installs_itself(runner, tmp_path):
     assert (fake / "asked").read_text().split()[-1] == "/the/action"
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("source", "status"), [(MISTAKEN, 1), (FINE, 0)])
 def test_the_script_of_the_template_runs(source, status, tmp_path):
     (tmp_path / "train.py").write_text(source)

@@ -116,6 +116,7 @@ class TestFixture:
         )
         assert_nothing_is_left()
 
+    @pytest.mark.sampled(every=3)
     def test_tests_that_ask_are_audited(self, run_tests, pytester, enter, why):
         pytester.makeconftest(CONFTEST + FIXTURE.format(enter=enter))
 

@@ -118,6 +118,7 @@ def test_each_entry_of_the_catalogue_is_a_rule_that_may_be_uploaded():
     assert of(Report("gradcheck-lint", findings)) == []
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_any_report_with_words_in_it_may_be_uploaded(any_report, data):

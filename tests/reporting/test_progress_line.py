@@ -106,6 +106,7 @@ with module.progress("Checking") as bar:
     assert shown.index(SHOW_CURSOR) < shown.index("Traceback")
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     "happening", ["sys.stderr.close()", "sys.stderr = None", "sys.stderr = open('/dev/null', 'w')"]
 )

@@ -29,6 +29,7 @@ def test_each_kind_of_report_is_sarif(reports_of_each_kind, assert_is_sarif, kin
     assert_is_sarif(json.loads(sarif.render(reports_of_each_kind[kind])))
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_any_report_is_sarif(any_report, assert_is_sarif, data):

@@ -328,6 +328,7 @@ def test_a_dry_run_shows_and_writes_nothing(project, ask):
     assert everything_in(project) == before
 
 
+@pytest.mark.slow
 def test_nobody_to_ask_is_a_usage_error(project):
     done = warm_python.run(["-m", "gradcheck_suite", "init"], cwd=project)
     assert done.returncode == 2

@@ -76,6 +76,7 @@ def test_a_sample_of_operators_has_no_false_failure(dtype, order, options, count
     assert dtype != torch.float64 or total.inconclusive_share < 0.02
 
 
+@pytest.mark.slow
 def test_operators_that_drop_a_tangent_are_no_mistake_in_forward_mode():
     chosen = [one for one in operators(torch.float64, 1) if one.name in DROPPING]
     total = total_of(chosen, {"order": 1, **FORWARD}, most=4, seed=7)
@@ -84,6 +85,7 @@ def test_operators_that_drop_a_tangent_are_no_mistake_in_forward_mode():
     assert any(kind.startswith("forward mode: derivative of") for kind in total.not_covered)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("order", "count"), [(1, 25), (2, 12)])
 def test_a_sample_of_modules_has_no_false_failure(order, count):
     chosen = some(modules(torch.float64, order), count, seed=7)

@@ -178,6 +178,7 @@ def test_numbers_in_verdicts_are_finite_or_none(wrong, dtype):
     assert all(math.isfinite(value) for value in values if isinstance(value, float))
 
 
+@pytest.mark.slow
 def test_float32_says_what_error_could_hide():
     torch.manual_seed(0)
     x = torch.randn(8000, requires_grad=True)

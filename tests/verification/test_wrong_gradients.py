@@ -74,6 +74,7 @@ def test_the_place_is_the_line_that_makes_the_gradient(wrong, randn):
     assert place.function == "FactorTwo.backward"
 
 
+@pytest.mark.slow
 def test_a_function_inside_a_module_is_named(wrong, randn):
     class Net(torch.nn.Module):
         def __init__(self):

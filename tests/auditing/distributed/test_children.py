@@ -76,6 +76,7 @@ def test_what_is_spawned_and_trains_together_is_one_report(tmp_path):
     assert report["summary"]["steps"] == 4
 
 
+@pytest.mark.slow
 def test_what_is_forked_is_told_with_the_parents(tmp_path):
     report, run = audited(FORKED, tmp_path)
     assert run.returncode == 1

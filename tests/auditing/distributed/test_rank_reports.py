@@ -51,6 +51,7 @@ def begin(program, folder, *options):
     return start_job(audit_words(*options), cwd=folder)
 
 
+@pytest.mark.slow
 def test_a_finding_on_one_rank_is_told_by_rank_0_once_all_have_ended(tmp_path):
     program = KEPT_ON_RANK_1 + "\nif rank == 0:\n    time.sleep(1)\n    open('done', 'w')\n"
     report, runs = audit_job(program, tmp_path)
@@ -63,6 +64,7 @@ def test_a_finding_on_one_rank_is_told_by_rank_0_once_all_have_ended(tmp_path):
     assert report["not_covered"] == []
 
 
+@pytest.mark.slow
 def test_a_clean_job_is_clean_on_all_ranks_and_has_the_same_bits(tmp_path):
     program = (
         TRAIN
@@ -80,6 +82,7 @@ del model, opt
     assert [run.stdout for run in runs] == [run.stdout for run in bare]
 
 
+@pytest.mark.slow
 def test_the_rank_stands_in_names_of_files_and_in_the_lines_of_a_stream(tmp_path):
     (tmp_path / "own").mkdir()
     options = ("--stream", "all.jsonl", "--output-file", "own/{rank}.json")
@@ -94,6 +97,7 @@ def test_the_rank_stands_in_names_of_files_and_in_the_lines_of_a_stream(tmp_path
     assert {each["rank"] for each in lines if each["type"] == "finding"} == {1}
 
 
+@pytest.mark.slow
 def test_an_exception_on_one_rank_ends_the_job_as_without_the_audit(tmp_path):
     program = (
         TRAIN
@@ -152,6 +156,7 @@ def test_a_rank_that_hangs_is_named_and_holds_up_nobody_for_long(tmp_path):
     assert processes[1].returncode == -signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_sigterm_of_the_launcher_writes_one_report(tmp_path):
     program = KEPT_ON_RANK_1 + "\nopen(f'there{rank}', 'w')\ntime.sleep(60)\n"
     processes = begin(program, tmp_path)
@@ -166,6 +171,7 @@ def test_sigterm_of_the_launcher_writes_one_report(tmp_path):
     assert codes(report) == FOUND
 
 
+@pytest.mark.slow
 def test_audits_inside_the_program_are_told_at_the_end_by_rank_0(tmp_path):
     program = "import gradcheck_suite as gs\nwith gs.audit():\n"
     program = HEAD + program + "".join(f"    {line}\n" for line in KEPT_ON_RANK_1.splitlines())
@@ -177,6 +183,7 @@ def test_audits_inside_the_program_are_told_at_the_end_by_rank_0(tmp_path):
     assert "gradcheck" not in runs[1].stderr
 
 
+@pytest.mark.slow
 def test_an_audit_on_one_rank_alone_waits_for_nobody(tmp_path):
     program = (
         HEAD
@@ -194,6 +201,7 @@ with gs.audit() if rank == 0 else contextlib.nullcontext():
     assert "rank 1, where no audit was begun" in " ".join(runs[0].stderr.split())
 
 
+@pytest.mark.slow
 def test_without_a_store_each_rank_tells_of_itself(tmp_path):
     program = """
 import torch

@@ -170,6 +170,7 @@ def test_models_are_copied_and_saved_as_before():
         assert not net._forward_hooks
 
 
+@pytest.mark.slow
 def test_nothing_grows_over_clean_steps():
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 1))
     optimizer = torch.optim.Adam(net.parameters())

@@ -173,6 +173,7 @@ def test_few_graphs_may_be_held_by_different_things_and_are_told_as_not_covered(
     assert any("who holds what" in line for line in session.report.not_covered)
 
 
+@pytest.mark.slow
 def test_a_holder_that_was_found_is_told_where_there_is_no_time_for_its_name(
     audited, only, monkeypatch
 ):

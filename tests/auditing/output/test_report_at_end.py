@@ -111,6 +111,7 @@ print("after")
 """
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", ["_begin_step", "findings", "not_covered"])
 def test_a_bug_of_ours_is_told_and_costs_the_program_nothing(run, name):
     done = run(BROKEN.replace("NAME", name))
@@ -147,6 +148,7 @@ except ValueError as caught:
 """
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(
     ("report", "said"),
     [
@@ -171,6 +173,7 @@ def test_an_exception_that_ends_the_program_comes_after_the_report(run):
     assert "gradcheck_suite" not in traceback
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(
     "closing",
     [

@@ -150,6 +150,7 @@ def test_gcs802_no_sync_over_the_whole_window_lets_ranks_diverge(answers):
     assert answers["GCS802 instead"]
 
 
+@pytest.mark.slow
 def test_gcs802_it_is_the_forward_that_decides(answers):
     assert not answers["forward in no_sync"]
     assert answers["backward in no_sync"]

@@ -61,6 +61,7 @@ GRAPHS = [generated(seed, boxes=24, arcs=50) for seed in range(150)]
 LIMITS = {"BENDS_AT_MOST": (120000, 30), "COUNT_CROSSINGS_UP_TO": (6000, 40)}
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("lowered", [(), *((name,) for name in LIMITS)])
 def test_generated_graphs(tmp_path, monkeypatch, lowered):
     script = files("gradcheck_suite.graph.render").joinpath("assets", "layout.js").read_text()

@@ -189,6 +189,7 @@ class TestEachViewerDraws:
         assert drawn.at(1, 1) == "#000000"
 
 
+@pytest.mark.slow
 def test_closed_groups(draw_svg):
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)

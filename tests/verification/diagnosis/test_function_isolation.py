@@ -66,6 +66,7 @@ def test_a_detach_is_not_laid_at_the_door_of_a_function(name, dtype):
     assert "functions" not in finding.evidence
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_function_that_is_wrong_is_named(dtype):
     def wrong(x):

@@ -65,6 +65,7 @@ def the_verdict(report):
     return verdict
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("seed", range(4))
 def test_one_percent_shows_in_a_narrow_network(seed):
     network, x = narrow_network(seed), drawn(4, 8, seed=seed)
@@ -193,6 +194,7 @@ def test_ties_in_half_precision_are_no_error(function):
     assert report.findings == ()
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("factor", [1.0, 1.05])
 def test_five_percent_show_in_half_precision_through_kinks(factor):
     network = narrow_network(0).bfloat16().requires_grad_(False)

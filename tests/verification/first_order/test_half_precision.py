@@ -37,6 +37,7 @@ def test_what_was_asked_for_and_half_precision_cannot_show_is_told():
     ]
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("factor", [1.05, 0.0, -1.0, None])
 def test_an_error_of_five_percent_fails(factor):
     report = check_gradients(lambda x: Scaled.apply(x, factor).sin(), drawn(8, 16))
@@ -88,6 +89,7 @@ def test_an_infinite_gradient_and_masked_values_decide_nothing():
     assert verdict.status == "inconclusive"
 
 
+@pytest.mark.slow
 def test_how_many_entries_are_wrong_is_told_as_the_least():
     class Averaged(torch.autograd.Function):
         @staticmethod

@@ -192,6 +192,7 @@ def test_everything_is_put_back_when_the_model_raises():
     assert "apply" not in torch.autograd.Function.__mro__[1].__dict__
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointed_blocks_are_looked_into(reentrant):
     class Checkpointed(Net):

@@ -233,6 +233,7 @@ def test_what_stays_too_large_is_refused(tmp_path):
         report.save_reproduction(tmp_path / "no.py")
 
 
+@pytest.mark.slow
 def test_hooks_are_refused(tmp_path):
     module = WithCut().double()
     module.register_forward_hook(lambda *_: None)

@@ -222,6 +222,7 @@ def test_what_is_wrong_in_compiled_code_is_found(x):
     assert "finite differences agree with eager mode" in report.findings[0].message
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_what_can_be_compiled_only_in_parts_says_so(x):
     def broken(x):

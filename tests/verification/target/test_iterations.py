@@ -183,6 +183,7 @@ def test_an_iteration_to_the_end_is_right(inputs):
     assert all(verdict.status == "pass" for verdict in report.verdicts)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("tolerance", [1e-6, 1e-3])
 def test_an_iteration_that_ends_early_is_a_warning(inputs, tolerance):
     report = check_gradients(solver(FixedPoint, tolerance), inputs)
@@ -193,6 +194,7 @@ def test_an_iteration_that_ends_early_is_a_warning(inputs, tolerance):
         assert "tighter tolerance or more iterations" in finding.hint
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("tolerance", [1e-13, 1e-6, 1e-3])
 def test_an_iteration_with_another_gradient_is_an_error(inputs, tolerance):
     report = check_gradients(solver(FirstStepOnly, tolerance), inputs)
@@ -256,6 +258,7 @@ def weights():
     return weight.requires_grad_(), x.requires_grad_()
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize(
     ("function", "given"),
     [
@@ -274,6 +277,7 @@ def test_where_an_iteration_has_not_settled_its_gradient_is_not_covered(function
     assert any("an iteration in the function does not come to its end" in line for line in told)
 
 
+@pytest.mark.slow
 def test_one_that_settles_there_as_well_is_told_as_a_warning():
     (finding,) = check_gradients(ClippedRoot.apply, (positive(7),)).findings
     assert finding.severity is Severity.WARNING

@@ -99,6 +99,7 @@ RIGHT = {
 }
 
 
+@pytest.mark.sampled(every=13)
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_is_right_passes(name, randn):
     report = checked(RIGHT[name], randn(6), variations=())
