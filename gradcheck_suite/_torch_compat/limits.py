@@ -37,5 +37,7 @@ def limits() -> tuple[str, ...]:
     if next_sequence_number is None:
         told.append("the graph does not tell what was saved under gs.record()")
     if checkpoint_entry_points()[1] is None:
-        told.append("a checkpoint that is not reentrant is not compared with its first run (GCS613)")
+        told.append(
+            "a checkpoint that is not reentrant is not compared with its first run (GCS613)"
+        )
     return tuple(told)
