@@ -18,6 +18,9 @@ PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.t
 
 DOCS_OUT ?= build/docs
 
+# Tests start hundreds of processes: with it, each would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo docs test test-all coverage coverage-plugin check bench compat compat-quick install install-dev clean help
 
 demo: $(VENV)/.installed
