@@ -285,7 +285,14 @@ def page(kept: dict[str, Any]) -> str:
     """Write the page from what is kept."""
     outcomes = [Outcome(**each) for each in _in_order(kept).values()]
     lines = [_HEAD.format(development=DEVELOPMENT)]
-    columns = ("torch", "Python", "slow tests", "passed", "failed", "skipped here alone")
+    columns: tuple[str, ...] = (
+        "torch",
+        "Python",
+        "slow tests",
+        "passed",
+        "failed",
+        "skipped here alone",
+    )
     columns += ("subjects", "differ", "in words")
     lines += [f"| {' | '.join(columns)} |", "|---|---|---" + "|---:" * 6 + "|"]
     usual = {
