@@ -7,6 +7,7 @@ versions replaces theirs, and the page is written anew from all that are there.
 
     python -m benchmarks.compat                     # all versions; hours on a small machine
     python -m benchmarks.compat 2.6.0 2.15.0        # these
+    python -m benchmarks.compat --without-slow 2.8.0
     python -m benchmarks.compat --quick 2.6.0       # minutes: no page, exit status 1 on a failure
 """
 
@@ -78,7 +79,8 @@ class Outcome:
 
     ``skipped`` and ``failed`` map tests to reasons. ``limits`` is what the tool says that it can't
     cover there. ``differ`` are subjects of the banks whose findings are not those of the version of
-    development, ``reworded`` how many differ in their words alone.
+    development, ``reworded`` how many differ in their words alone. ``slow`` says whether the tests
+    marked so were among them.
     """
 
     torch: str
@@ -90,6 +92,7 @@ class Outcome:
     differ: list[dict[str, Any]] = field(default_factory=list)
     reworded: int = 0
     subjects: int = 0
+    slow: bool = False
     minutes: float = 0.0
 
     @property
@@ -103,6 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("versions", nargs="*", metavar="VERSION", help="of torch (default: all)")
     parser.add_argument("--quick", action="store_true", help="a few tests, no banks and no page")
+    parser.add_argument("--without-slow", action="store_true", help="no tests marked slow")
     parser.add_argument("--python", metavar="PATH", help="the interpreter (default: this one)")
     parser.add_argument("--page", action="store_true", help="only write the page anew")
     arguments = parser.parse_args(argv)
@@ -115,7 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         pairs = [(version, sys.executable) for version in (OLDEST, NEWEST)]
     for version, python in pairs or _everything():
         print(f"== torch {version}, {python}", flush=True)
-        outcome = try_version(version, python, quick=arguments.quick)
+        slow = version in WITH_SLOW and not arguments.without_slow
+        outcome = try_version(version, python, quick=arguments.quick, slow=slow)
         failures += len(outcome.failed)
         print(
             f"== torch {version}: {outcome.passed} passed, {len(outcome.failed)} failed, "
@@ -143,7 +148,7 @@ def _everything() -> list[tuple[str, str]]:
     return pairs
 
 
-def try_version(version: str, python: str, *, quick: bool) -> Outcome:
+def try_version(version: str, python: str, *, quick: bool, slow: bool) -> Outcome:
     """Make an environment with this torch, run tests and banks in it, and remove it."""
     began = time.monotonic()
     named = subprocess.run(
@@ -152,11 +157,11 @@ def try_version(version: str, python: str, *, quick: bool) -> Outcome:
         text=True,
         check=True,
     )
-    outcome = Outcome(version, named.stdout.strip())
+    outcome = Outcome(version, named.stdout.strip(), slow=slow)
     with tempfile.TemporaryDirectory(prefix="gradcheck-suite-compat-") as folder:
         own = _environment(Path(folder), version, python)
         report = Path(folder) / "report.xml"
-        _run_tests(own, report, quick=quick, slow=version in WITH_SLOW)
+        _run_tests(own, report, quick=quick, slow=slow)
         _read_tests(report, outcome)
         limits = "import json, gradcheck_suite._torch_compat as c; print(json.dumps(c.limits()))"
         told = subprocess.run([own, "-c", limits], capture_output=True, text=True, check=False)
@@ -269,7 +274,7 @@ shown otherwise.
 
 Each row is an environment of its own with that torch from PyPI, in which the whole suite ran less
 what no torch has a part in (lint, reports, packaging) and what is marked as bound to the version
-of development. Tests marked slow ran on the oldest, the newest and the version of development. The
+of development. Tests marked slow, which start processes of their own, ran where the table says. The
 banks are the programs that the tests keep: loops, leaks, writers, silent overwrites, wrong
 backwards, wrong models and the demo, each with correct twins; a subject differs where code,
 severity or line of a finding is not what it is on torch {development}.
@@ -280,19 +285,25 @@ def page(kept: dict[str, Any]) -> str:
     """Write the page from what is kept."""
     outcomes = [Outcome(**each) for each in _in_order(kept).values()]
     lines = [_HEAD.format(development=DEVELOPMENT)]
-    lines += [
-        "| torch | Python | passed | failed | skipped here alone | subjects | differ | in words |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
-    ]
+    columns: tuple[str, ...] = (
+        "torch",
+        "Python",
+        "slow tests",
+        "passed",
+        "failed",
+        "skipped here alone",
+    )
+    columns += ("subjects", "differ", "in words")
+    lines += [f"| {' | '.join(columns)} |", "|---|---|---" + "|---:" * 6 + "|"]
     usual = {
         test for outcome in outcomes if outcome.torch == DEVELOPMENT for test in outcome.skipped
     }
     for each in outcomes:
         alone = [test for test in each.skipped if test not in usual]
-        lines.append(
-            f"| {each.torch} | {each.python} | {each.passed} | {len(each.failed)} | {len(alone)} "
-            f"| {each.subjects} | {len(each.differ)} | {each.reworded} |"
-        )
+        slow = "too" if each.slow else "left out"
+        numbers = (each.passed, len(each.failed), len(alone), each.subjects, len(each.differ))
+        cells = (each.torch, each.python, slow, *numbers, each.reworded)
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     lines += ["", "## Not covered", ""]
     limited = [(each.torch, each.limits) for each in outcomes if each.limits]
     lines += [f"- torch {torch}: {limit}." for torch, limits in limited for limit in limits]
