@@ -48,8 +48,9 @@ def keepers(function: FunctionModel) -> Iterator[Keeper]:
     They repeat in a loop, or in a method that a loop runs, on what its object keeps in between.
     """
     calls = [event for event in function.events() if isinstance(event, Call)]
+    over_items = _loops_over_items(function)
     for each in calls:
-        call = _without_loops_over_items(function, each)
+        call = _without(over_items, each)
         if call.function is None:
             yield from _on_what_is_handed_in(function, call, calls)
             yield from _on_an_element(function, call, calls)
@@ -119,12 +120,8 @@ def _is_on_own(call: Call, function: FunctionModel) -> bool:
     return first_word(owner) == function.scope.first_parameter
 
 
-def _without_loops_over_items(function: FunctionModel, call: Call) -> Call:
-    """Return a call as it repeats: not for each entry of a dictionary, but each time it is filled.
-
-    ``for name, value in losses.items(): meters[name].update(value)``
-    """
-    over_items = {
+def _loops_over_items(function: FunctionModel) -> set[int]:
+    return {
         loop.identity
         for loop in function.loops()
         if isinstance(loop.node, cst.For)
@@ -132,6 +129,13 @@ def _without_loops_over_items(function: FunctionModel, call: Call) -> Call:
         and isinstance(loop.node.iter.func, cst.Attribute)
         and loop.node.iter.func.attr.value in {"items", "values"}
     }
+
+
+def _without(over_items: set[int], call: Call) -> Call:
+    """Return a call as it repeats: not for each entry of a dictionary, but each time it is filled.
+
+    ``for name, value in losses.items(): meters[name].update(value)``
+    """
     loops = call.loops
     while len(loops) > 1 and loops[-1] in over_items:
         loops = loops[:-1]
@@ -143,8 +147,9 @@ def _on_an_element(function: FunctionModel, call: Call, calls: list[Call]) -> It
 
     What class an element has, the classes tell that the function or its object makes.
     """
-    path, scope = _container_of(call, function), _method_of_element(function, call)
-    if path is None or scope is None or not call.loops:
+    scope = _method_of_element(function, call) if call.loops else None
+    path = None if scope is None else _container_of(call, function)
+    if path is None or scope is None:
         return
     held = function.bindings.get(path) or function.bindings.get(first_word(path), frozenset())
     if any(call.loops[-1] in value.loops for value in held):
@@ -181,7 +186,7 @@ def _container_of(call: Call, function: FunctionModel) -> str | None:
 def _method_of_element(function: FunctionModel, call: Call) -> FunctionScope | None:
     """Return the method that is called on an element, by the one class that has it."""
     scopes, scope = function.module.scopes, function.scope
-    if call.method is None or _container_of(call, function) is None:
+    if call.method not in scopes.by_name or _container_of(call, function) is None:
         return None
     around = [scope] if scope.owner is None else [scope, *scope.owner.methods.values()]
     made = {name for each in around for name in scopes.classes.keys() & each.words}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gradcheck_lint.model.module import FunctionModel
     from gradcheck_lint.model.scopes import ClassScope, FunctionScope
 
-__all__ = ["Write", "writes_in"]
+__all__ = ["Write", "replaces_itself", "writes_in"]
 
 _MOST_CALLS: Final = 3
 _AVERAGE: Final = re.compile(
@@ -48,6 +48,13 @@ class Write(NamedTuple):
     is_of_object: bool
     is_kept: bool
     called: FunctionScope | None = None
+
+
+def replaces_itself(function: FunctionModel) -> bool:
+    """Return whether a function copies what is kept into weights, by its text alone."""
+    return not _BY_NAME.isdisjoint(function.scope.words) or any(
+        write.is_kept for write in _direct(function)
+    )
 
 
 def writes_in(function: FunctionModel, depth: int = 0) -> list[Write]:
