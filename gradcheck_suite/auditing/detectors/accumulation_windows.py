@@ -77,6 +77,7 @@ class StepSummary(NamedTuple):
     Attributes:
         fills: the backwards whose gradients the step found.
         discarded: what was cleared since the step before, unused, oldest first.
+        dismissed: what of this was cleared for a reason of its own, as far as one step tells.
         backwards: how many outermost backwards of any kind have begun since the step before.
         site: where the step was called.
         cleared_last: whether no backward has begun since they were cleared, by this optimizer
@@ -95,6 +96,7 @@ class StepSummary(NamedTuple):
     cleared_last: bool = False
     forward_since: bool = False
     failed: bool = False
+    dismissed: tuple[Discarded, ...] = ()
 
 
 class AccumulationWindow:
@@ -108,6 +110,7 @@ class AccumulationWindow:
         consumed: how many of these another optimizer, which owns all of the parameters, has used.
         others: the numbers of backwards in this window that another optimizer's step has used.
         discarded: what was cleared unused in this window.
+        dismissed: what was taken out of these, as ``dismiss`` says.
         steps: the number of its finished steps.
         met_late: whether it was made before the audit, and backwards had run by the time it was
             first seen.
@@ -130,6 +133,7 @@ class AccumulationWindow:
         "constructed_at",
         "consumed",
         "discarded",
+        "dismissed",
         "filled_at",
         "fills",
         "gradients",
@@ -155,6 +159,7 @@ class AccumulationWindow:
         self.consumed = 0
         self.others: set[int] = set()
         self.discarded: list[Discarded] = []
+        self.dismissed: tuple[Discarded, ...] = ()
         self.steps = 0
         self.stepping = False
         self.stepping_backwards = 0
@@ -176,6 +181,11 @@ class AccumulationWindow:
         """Return the versions of these parameters now."""
         return [parameter._version for parameter in self.parameters()]  # noqa: SLF001 - `version_of`, spared a call
 
+    def dismiss(self) -> None:
+        """Take it that what was cleared so far was cleared for a reason of its own."""
+        self.dismissed += tuple(self.discarded)
+        self.discarded.clear()
+
     def empty(self, backwards: int) -> None:
         """Forget what went before, when so many backwards have begun."""
         self.fills.clear()
@@ -183,6 +193,7 @@ class AccumulationWindow:
         if self.others:
             self.others.clear()
         self.discarded.clear()
+        self.dismissed = ()
         self.backwards = backwards
 
 
@@ -357,6 +368,7 @@ class AccumulationWindows:
                 forward_since=bool(discarded)
                 and self._recorder.state.saved > discarded[-1].fills[-1].saved,
                 failed=self._failed_at > window.backwards,
+                dismissed=window.dismissed,
             )
             if window.whole
             else None

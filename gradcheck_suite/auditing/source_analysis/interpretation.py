@@ -897,6 +897,7 @@ class Scope:
         self, node: ast.Call, name: str, given: list[Value], named: dict[str, Value]
     ) -> Value:
         """Return what a function of torch, numpy or Python's returns."""
+        given = [iterated(each) if name in _GOING_THROUGH else each for each in given]
         values = [*given, *named.values()]
         result = combined(values)
         first = given[0] if given else Value()
@@ -908,9 +909,6 @@ class Scope:
             )
         if name == "sum" and isinstance(node.func, ast.Name):
             return self._sum(node, first)
-        if name in _GOING_THROUGH:
-            given = [iterated(each) for each in given]
-            first = given[0] if given else first
         if name in ("list", "tuple", "dict", "reversed", "sorted") and first.items is not None:
             return container({**first.items, **named}) if name == "dict" else first
         if name == "dict" and named:
