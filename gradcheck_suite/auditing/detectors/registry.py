@@ -32,6 +32,7 @@ from gradcheck_suite.auditing.detectors.corruption.non_finite_gradient import (
     NonFiniteGradientDetector,
 )
 from gradcheck_suite.auditing.detectors.corruption.one_network import OneNetworkDetector
+from gradcheck_suite.auditing.detectors.corruption.outer_broadcast import OuterBroadcastDetector
 from gradcheck_suite.auditing.detectors.corruption.recomputed_differently import (
     RecomputedDifferentlyDetector,
 )
@@ -138,6 +139,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         SavedTensorModifiedDetector(recorder, names, carried),
         SliceWriteInLoopDetector(recorder.write_log),
         CopyOntoItselfDetector(recorder, names),
+        OuterBroadcastDetector(recorder),
         RecomputedDifferentlyDetector(),
         MissingZeroGradDetector(recorder, names),
         handed_over,

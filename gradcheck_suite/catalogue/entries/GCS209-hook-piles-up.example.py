@@ -7,7 +7,7 @@ def clamp(module, grad_input, grad_output):
 
 
 def saliency(model, image):
-    model[1].register_full_backward_hook(clamp)
+    model[1].register_full_backward_hook(clamp)  # GCS209
     image = image.clone().requires_grad_()
     score = model(image[None]).sum()
     return torch.autograd.grad(score, image)[0].abs()

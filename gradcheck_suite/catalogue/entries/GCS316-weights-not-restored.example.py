@@ -18,7 +18,7 @@ class Average:
 
 
 def evaluate(model, average, batch):
-    average.copy_to(model.parameters())
+    average.copy_to(model.parameters())  # GCS316
     model.eval()
     with torch.no_grad():
         loss = nn.functional.mse_loss(model(batch[0]), batch[1])

@@ -147,7 +147,9 @@ def record_call(
         surroundings = reading.surroundings
         if surroundings.returns_no_graph(function):
             cut = recorder.cut_by_mode(node)
-            return frozenset({recorder.value(Kind.PLAIN, node, mentions=mentions, cut=cut)})
+            plain = recorder.value(Kind.PLAIN, node, mentions=mentions, cut=cut)
+            call.result = frozenset({plain})
+            return call.result
         if surroundings.returns_optimizer(function):
             return frozenset({recorder.value(Kind.OPTIMIZER, node)})
         if not is_constructor and _is_one_result(node):

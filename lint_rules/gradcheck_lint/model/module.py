@@ -38,7 +38,9 @@ _MOST_CALLERS = 8
 """How far up what callers hand over is looked up."""
 _MOST_CALLS = 4
 """How deep what a called function returns is looked up."""
-_GIVES_PARAMETERS = re.compile(rb"(self\.\w+)\.(?:named_)?parameters\(")
+_GIVES_PARAMETERS = re.compile(
+    rb"(self\.\w+)(?:\.(?:(?:named_)?parameters|eval)\(|\s*=[^=\n]*\.eval\(\)\s*$)", re.MULTILINE
+)
 _ZEROES = re.compile(rb"""(?:\b(\w+)|\[["'](\w+)["']\])\.zero_grad\(""")
 _WORD = re.compile(rb"\w")
 _TARGET_NAME = re.compile(r"y|y_true|(?:\w+_)?(?:targets?|labels?|ground_truth)")
@@ -171,9 +173,9 @@ class ModuleModel:
 
     @property
     def models_on_self(self) -> frozenset[str]:
-        """Return ``self.<attribute>`` of all that gives its ``parameters()`` in a method."""
+        """Return ``self.<attribute>`` of all that gives its parameters or has ``eval()``."""
         if self._models_on_self is None:
-            gives = b"parameters(" in self.source and b"self" in self.source
+            gives = b"self" in self.source and self.mentions(b"parameters(", b".eval()")
             found = _GIVES_PARAMETERS.finditer(self.source) if gives else ()
             self._models_on_self = frozenset(
                 match[1].decode() for match in found if _begins_word(match)

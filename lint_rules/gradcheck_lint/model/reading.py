@@ -30,7 +30,7 @@ class Surroundings(Protocol):
 
     @property
     def models_on_self(self) -> frozenset[str]:
-        """Return ``self.<attribute>`` of all that gives its ``parameters()`` in a method."""
+        """Return ``self.<attribute>`` of all that gives its parameters or has ``eval()``."""
         ...
 
     @property

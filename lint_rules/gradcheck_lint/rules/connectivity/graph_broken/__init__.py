@@ -110,7 +110,7 @@ def _lost(function: FunctionModel, reported: set[int]) -> Iterator[Violation]:
         if cut_of(event.values) is None:
             continue
         is_computed = bool(through_all(event.values))
-        for cut_node in lost_terms(function, event):
+        for _, cut_node, _ in lost_terms(function, event):
             if id(cut_node) in reported:
                 continue
             if is_gradient(cut_node, function):

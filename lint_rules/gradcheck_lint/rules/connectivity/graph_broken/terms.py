@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import libcst as cst
 
 from gradcheck_lint.model.flow import Call
-from gradcheck_lint.model.knowledge import SAME_GRAPH_METHODS
+from gradcheck_lint.model.knowledge import SAME_GRAPH_METHODS, TENSOR_METHODS
 from gradcheck_lint.model.syntax import (
     ASSIGNING,
     assigned_once,
@@ -26,8 +26,22 @@ if TYPE_CHECKING:
     from gradcheck_lint.model.module import FunctionModel
 
 
-def lost_terms(function: FunctionModel, backward: Backward) -> Iterator[cst.CSTNode]:
-    """Yield what took the graph of a term away, for each term that is constant as a whole.
+class LostTerm(NamedTuple):
+    """A term of a loss that is constant as a whole.
+
+    Attributes:
+        term: the term, as it stands in the sum.
+        cut: what took its graph away.
+        is_added: whether it is added to the loss as it is, weighed at most.
+    """
+
+    term: cst.CSTNode
+    cut: cst.CSTNode
+    is_added: bool
+
+
+def lost_terms(function: FunctionModel, backward: Backward) -> Iterator[LostTerm]:
+    """Yield each term that is constant as a whole, and what took its graph away.
 
     A constant that a term with a graph is multiplied with, or compared with, is no term. Nor is a
     number what a target is made of: it counts where it is added to the loss as it is.
@@ -50,7 +64,7 @@ def lost_terms(function: FunctionModel, backward: Backward) -> Iterator[cst.CSTN
             cut = _made_number(name, function)
         below: list[cst.BaseExpression] = []
         if cut is not None:
-            yield cut
+            yield LostTerm(term, cut, is_added and term is not start)
         elif name is not None:
             if name not in seen:
                 seen.add(name)
@@ -60,8 +74,8 @@ def lost_terms(function: FunctionModel, backward: Backward) -> Iterator[cst.CSTN
         elif isinstance(term, cst.BinaryOperation):
             if isinstance(term.operator, (cst.Add, cst.Subtract)):
                 below += [term.left, term.right]
-                if is_added:
-                    yield from _items_beside_tensor(term, function)
+                found = _items_beside_tensor(term, function) if is_added else ()
+                yield from (LostTerm(item, item, is_added) for item in found)
             elif isinstance(term.operator, (cst.Multiply, cst.Divide)):
                 below += _only_factor(term, function)
         elif isinstance(term, cst.UnaryOperation):
@@ -154,7 +168,61 @@ def _what_cut(
         values = function.bindings.get(name, NOTHING)
     else:
         values = _returned_by(term, function)
+    if not values and isinstance(term, cst.Call):
+        return _cut_within(term, function)
     return cut_of(values) if all_are(values, Kind.PLAIN) else None
+
+
+def _cut_within(term: cst.BaseExpression, function: FunctionModel) -> cst.CSTNode | None:
+    """Return what cut the first part of a term, if all that it is computed of has no graph."""
+    cut: cst.CSTNode | None = None
+    waiting: list[cst.BaseExpression] = [term]
+    while waiting:
+        node = waiting.pop()
+        name = dotted_name(node)
+        if name is not None:
+            values = function.bindings.get(name, NOTHING)
+            if not all_are(values, Kind.PLAIN, Kind.NUMBER):
+                return None
+            cut = cut_of(values) or cut
+        elif is_detach(node):
+            cut = node
+        elif isinstance(node, cst.Call) and _is_computation(node, function):
+            waiting += [each.value for each in node.args if not is_literal(each.value)]
+            if isinstance(node.func, cst.Attribute) and _is_method(node, function):
+                waiting.append(node.func.value)
+        elif isinstance(node, cst.BinaryOperation):
+            waiting += [node.left, node.right]
+        elif isinstance(node, cst.UnaryOperation):
+            waiting.append(node.expression)
+        elif not is_literal(node) and boolean(node) is None:
+            return None
+    return cut
+
+
+def _is_computation(node: cst.Call, function: FunctionModel) -> bool:
+    """Return whether a function of torch is called, or a method that a tensor has."""
+    if _is_method(node, function):
+        return True
+    name = function.module.scopes.resolve_import(dotted_name(node.func) or "") or ""
+    return name.startswith("torch.")
+
+
+def _is_method(node: cst.Call, function: FunctionModel) -> bool:
+    return (
+        isinstance(node.func, cst.Attribute)
+        and node.func.attr.value in TENSOR_METHODS | SAME_GRAPH_METHODS
+        and function.module.scopes.resolve_import(dotted_name(node.func) or "") is None
+    )
+
+
+def is_detach(node: cst.CSTNode) -> bool:
+    """Tell whether this is a call of ``x.detach()``."""
+    return (
+        isinstance(node, cst.Call)
+        and isinstance(node.func, cst.Attribute)
+        and node.func.attr.value == "detach"
+    )
 
 
 def _made_number(name: str | None, function: FunctionModel) -> cst.CSTNode | None:
@@ -216,12 +284,14 @@ def _only_factor(product: cst.BinaryOperation, function: FunctionModel) -> list[
 
 
 def _is_weight(node: cst.BaseExpression, function: FunctionModel) -> bool:
-    """Tell whether this is a number, or a setting by its name, which no call is given.
+    """Tell whether this is a number, or a setting by its name, or is computed of those alone.
 
-    A loss that is weighed by its gradients is handed to what computes them.
+    No call is given it: a loss that is weighed by its gradients is handed to what computes them.
     """
     if isinstance(node, (cst.Integer, cst.Float)):
         return True
+    if isinstance(node, cst.BinaryOperation):
+        return _is_weight(node.left, function) and _is_weight(node.right, function)
     name = dotted_name(node)
     if name is None or "loss" in name or name in _handed(function):
         return False

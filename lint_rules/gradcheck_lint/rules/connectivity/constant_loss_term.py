@@ -1,0 +1,81 @@
+"""GCS411: a term of a loss is made of values without a graph alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from gradcheck_lint.analyses.source_text import source_of
+from gradcheck_lint.model.flow import Backward
+from gradcheck_lint.model.name_sources import sources_of
+from gradcheck_lint.model.scopes import Part
+from gradcheck_lint.model.values import through_all
+from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.connectivity.graph_broken.detached_objectives import (
+    detached_objectives,
+)
+from gradcheck_lint.rules.connectivity.graph_broken.hard_predictions import is_hard
+from gradcheck_lint.rules.connectivity.graph_broken.terms import (
+    LostTerm,
+    is_detach,
+    lost_terms,
+)
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class ConstantLossTerm(Rule):
+    """A term beside others is computed under ``no_grad``, or of detached values alone."""
+
+    entry = catalogue.CONSTANT_LOSS_TERM
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every such term that is added to a loss which has a graph."""
+        if Part.BACKWARD not in function.scope.parts:
+            return
+        seen: set[int] = set()
+        for event in function.events():
+            if not isinstance(event, Backward) or event.expects_error:
+                continue
+            if not through_all(event.values):
+                continue
+            for lost in lost_terms(function, event):
+                place = _made_at(lost, function)
+                if place is None or id(place) in seen:
+                    continue
+                seen.add(id(place))
+                of_what = "nothing is recorded where it is computed"
+                if place is not lost.cut:
+                    cut = source_of(function.module, lost.cut)
+                    of_what = f"all that it is computed of has no graph, as `{cut}`"
+                yield Violation(
+                    place,
+                    f"`{source_of(function.module, place)}` is a term of the loss, and {of_what}: "
+                    "it shows in the loss, and nothing learns from it",
+                    Severity.WARNING,
+                    "compute the term of what is trained on one side, and of targets on the other",
+                    ((event.node, "the loss is differentiated here"),),
+                )
+
+
+def _made_at(lost: LostTerm, function: FunctionModel) -> cst.CSTNode | None:
+    """Return where a term is computed that GCS401 says nothing of, None for any other.
+
+    A value that is detached and added as it is keeps a printed loss what it was.
+    """
+    term, cut, is_added = lost
+    told = (id(known) for _, known in detached_objectives(function))
+    if not is_added or id(cut) in told or is_hard(cut):
+        return None
+    sources = sources_of(function.scope).get(term.value) if isinstance(term, cst.Name) else None
+    place = sources[0] if sources is not None and len(sources) == 1 else term
+    if id(cut) in function.module.unrecorded:
+        return place
+    is_here = is_detach(cut) and any(node is cut for node in function.scope.nodes)
+    return place if is_here and place is not cut else None
