@@ -112,6 +112,7 @@ class AccumulationWindow:
         discarded: what was cleared unused in this window.
         dismissed: what was taken out of these, as ``dismiss`` says.
         steps: the number of its finished steps.
+        stepped_at: the time of the last of these; -1 if none was seen.
         met_late: whether it was made before the audit, and backwards had run by the time it was
             first seen.
         stepping: whether its step is running.
@@ -142,6 +143,7 @@ class AccumulationWindow:
         "met_late",
         "optimizer",
         "others",
+        "stepped_at",
         "stepping",
         "stepping_backwards",
         "steps",
@@ -161,6 +163,7 @@ class AccumulationWindow:
         self.discarded: list[Discarded] = []
         self.dismissed: tuple[Discarded, ...] = ()
         self.steps = 0
+        self.stepped_at = -1
         self.stepping = False
         self.stepping_backwards = 0
         self.whole = whole
@@ -202,12 +205,14 @@ class AccumulationWindows:
 
     Attributes:
         stepped: the window of the optimizer whose step has begun or ended last.
+        stepped_at: the time of the last step of any that has ended; of one that nobody saw, 0.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._windows: dict[int, AccumulationWindow] = {}
         self._failed_at = -1
+        self.stepped_at = 0
         self.stepped: AccumulationWindow
 
     def subscriptions(self) -> Subscriptions:
@@ -376,6 +381,7 @@ class AccumulationWindows:
         has_others = len(self._windows) > 1
         numbers = {fill.number for fill in window.fills} if has_others else set()
         window.steps += 1
+        window.stepped_at = self.stepped_at = self._recorder.state.clock.moment.sequence
         window.stepping = window.cleared = False
         window.whole = window.used = True
         window.empty(now)
@@ -394,6 +400,7 @@ class AccumulationWindows:
             window.empty(self._recorder.state.backwards)
             window.whole = window.used = window.cleared = window.stepping = False
             window.summary = None
+            window.stepped_at = -1
 
     def _skip_step(self, event: ScalerStepped) -> None:
         """Begin anew where a scaler has left a step out: these gradients were dealt with."""

@@ -422,21 +422,32 @@ class Routed(nn.Module):
 
 
 class RoutedLayers(nn.Module):
-    def __init__(self, *, soft, named=False):
+    def __init__(self, *, soft):
         super().__init__()
-        layers = [Routed(soft=soft) for _ in range(2)]
-        named_layers = {f"layer{number}": layer for number, layer in enumerate(layers)}
-        self.layers = nn.ModuleDict(named_layers) if named else nn.ModuleList(layers)
+        self.layers = self.in_order([Routed(soft=soft) for _ in range(2)])
         self.head = nn.Linear(4, 1)
+
+    def in_order(self, layers):
+        return nn.ModuleList(layers)
+
+    def each(self):
+        return self.layers
 
     def forward(self, x):
         uneven, routes = 0.0, []
-        layers = self.layers.values() if isinstance(self.layers, nn.ModuleDict) else self.layers
-        for layer in layers:
+        for layer in self.each():
             x, term, route = layer(x)
             uneven = uneven + term
             routes.append(route)
         return self.head(x), uneven / len(self.layers), routes
+
+
+class NamedLayers(RoutedLayers):
+    def in_order(self, layers):
+        return nn.ModuleDict({f"layer{number}": each for number, each in enumerate(layers)})
+
+    def each(self):
+        return self.layers.values()
 
 
 def train_routed(model):
@@ -454,10 +465,10 @@ def term_of_layers_in_a_list():
 
 @buggy("GCS411")
 def term_of_layers_in_a_dict():
-    train_routed(RoutedLayers(soft=False, named=True))
+    train_routed(NamedLayers(soft=False))
 
 
 @clean
 def term_of_layers_that_carries_a_gradient():
     train_routed(RoutedLayers(soft=True))
-    train_routed(RoutedLayers(soft=True, named=True))
+    train_routed(NamedLayers(soft=True))
