@@ -152,6 +152,12 @@ def _averaged(names: ModuleType) -> Found:
     return audited(lambda: names.train(model, optimizer, batches()))
 
 
+def _regressed(names: ModuleType) -> Found:
+    pairs = [(torch.randn(6, 3), torch.rand(6)) for _ in range(8)]
+    model = names.build()
+    return audited(lambda: names.train(model, pairs))
+
+
 def _module(make: Callable[[ModuleType], nn.Module], *shape: int) -> Program:
     """Train a module that a source defines."""
 
@@ -582,6 +588,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS611": (_normalized,),
     "GCS612": (_widened,),
     "GCS613": (_module(lambda names: names.Encoder(4), 2, 4),),
+    "GCS614": (_regressed,),
     "GCS701": (_fitted,),
     "GCS702": (_fitted,),
     "GCS703": (lambda names: audited(lambda: _run_in_eval(names)),),

@@ -92,6 +92,7 @@ FROZEN = {
     "GCS611": "compiled-gradient-mismatch",
     "GCS612": "dtype-changed",
     "GCS613": "recomputed-differently",
+    "GCS614": "outer-broadcast",
     "GCS701": "train-mode-in-eval",
     "GCS702": "stuck-in-eval",
     "GCS703": "dropout-ignores-eval",
@@ -108,14 +109,14 @@ WARNINGS = {
     *("GCS209",),
     *("GCS309", "GCS312", "GCS313", "GCS315", "GCS316", "GCS703"),
     *("GCS403", "GCS406", "GCS407", "GCS408", "GCS504", "GCS505", "GCS507", "GCS701"),
-    *("GCS702", "GCS704", "GCS412", "GCS413", "GCS111"),
+    *("GCS702", "GCS704", "GCS412", "GCS413", "GCS111", "GCS614"),
 }
 FIXABLE = {"GCS107", "GCS201", "GCS305", "GCS404", "GCS504", "GCS901", "GCS902", "GCS903"}
 ONLY_AT_RUN_TIME = {
     *("GCS104", "GCS208", "GCS403"),
     *("GCS315", "GCS410", "GCS801"),
     *("GCS601", "GCS602", "GCS603", "GCS605", "GCS606", "GCS607", "GCS608", "GCS609"),
-    *("GCS611", "GCS612"),
+    *("GCS611", "GCS612", "GCS614"),
 }
 ONLY_IN_SOURCE = {"GCS105", "GCS504", "GCS901"}
 PLANNED: set[str] = set()

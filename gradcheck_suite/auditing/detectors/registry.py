@@ -32,6 +32,7 @@ from gradcheck_suite.auditing.detectors.corruption.non_finite_gradient import (
     NonFiniteGradientDetector,
 )
 from gradcheck_suite.auditing.detectors.corruption.one_network import OneNetworkDetector
+from gradcheck_suite.auditing.detectors.corruption.outer_broadcast import OuterBroadcastDetector
 from gradcheck_suite.auditing.detectors.corruption.recomputed_differently import (
     RecomputedDifferentlyDetector,
 )
@@ -81,6 +82,9 @@ from gradcheck_suite.auditing.detectors.step_order.parameter_in_two_optimizers i
 )
 from gradcheck_suite.auditing.detectors.step_order.parameter_not_optimized import (
     ParameterNotOptimizedDetector,
+)
+from gradcheck_suite.auditing.detectors.step_order.perturbation_left import (
+    PerturbationLeftDetector,
 )
 from gradcheck_suite.auditing.detectors.step_order.scaled_losses import ScaledLosses
 from gradcheck_suite.auditing.detectors.step_order.scaler_misuse import ScalerMisuseDetector
@@ -138,6 +142,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         SavedTensorModifiedDetector(recorder, names, carried),
         SliceWriteInLoopDetector(recorder.write_log),
         CopyOntoItselfDetector(recorder, names),
+        OuterBroadcastDetector(recorder),
         RecomputedDifferentlyDetector(),
         MissingZeroGradDetector(recorder, names),
         handed_over,
@@ -166,6 +171,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         LostUpdatesDetector(windows),
         StepInsideAutocastDetector(),
         WeightsNotRestoredDetector(recorder, windows),
+        PerturbationLeftDetector(recorder, windows),
         DeclaredFrozenDetector(recorder),
         FrozenParameterDetector(windows, names),
         FrozenStatisticsDetector(names),

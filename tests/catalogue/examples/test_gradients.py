@@ -233,3 +233,16 @@ def test_gcs613_backward_sees_another_mask_than_forward(example, instead):
 
     assert error(example("GCS613")) > 1
     assert error(instead("GCS613")) == 0
+
+
+def test_gcs614_the_best_that_is_learned_is_the_mean_of_the_targets(example, instead):
+    def error(names):
+        torch.manual_seed(0)
+        x = torch.randn(32, 3)
+        y = 3 * x[:, 0]
+        model = names.build()
+        names.train(model, [(x, y)] * 400, steps=400)
+        return (model(x).squeeze(-1) - y).pow(2).mean().item() / y.var().item()
+
+    assert error(example("GCS614")) > 0.5
+    assert error(instead("GCS614")) < 0.1
