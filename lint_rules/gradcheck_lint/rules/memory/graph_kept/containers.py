@@ -186,7 +186,9 @@ def _container_of(call: Call, function: FunctionModel) -> str | None:
 def _method_of_element(function: FunctionModel, call: Call) -> FunctionScope | None:
     """Return the method that is called on an element, by the one class that has it."""
     scopes, scope = function.module.scopes, function.scope
-    if call.method not in scopes.by_name or _container_of(call, function) is None:
+    if call.method is None or call.method not in scopes.by_name:
+        return None
+    if _container_of(call, function) is None:
         return None
     around = [scope] if scope.owner is None else [scope, *scope.owner.methods.values()]
     made = {name for each in around for name in scopes.classes.keys() & each.words}
