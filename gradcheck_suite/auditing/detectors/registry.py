@@ -18,6 +18,7 @@ from gradcheck_suite.auditing.detectors.connectivity.frozen_leaves import Frozen
 from gradcheck_suite.auditing.detectors.connectivity.grad_read_on_non_leaf import (
     GradReadOnNonLeafDetector,
 )
+from gradcheck_suite.auditing.detectors.connectivity.masked_rows import MaskedRowsDetector
 from gradcheck_suite.auditing.detectors.connectivity.nothing_loaded import NothingLoadedDetector
 from gradcheck_suite.auditing.detectors.connectivity.parameter_without_gradient import (
     ParameterWithoutGradientDetector,
@@ -170,6 +171,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         WeightsNotRestoredDetector(recorder, windows),
         DeclaredFrozenDetector(recorder),
         FrozenParameterDetector(windows, names),
+        MaskedRowsDetector(recorder, windows, leaves, names),
         FrozenStatisticsDetector(names),
         FrozenLeavesDetector(windows, leaves),
         GradReadOnNonLeafDetector(),
