@@ -99,6 +99,7 @@ from gradcheck_suite.auditing.detectors.step_order.step_without_backward import 
 from gradcheck_suite.auditing.detectors.step_order.step_without_effect import (
     StepWithoutEffectDetector,
 )
+from gradcheck_suite.auditing.detectors.step_order.uneven_means import UnevenMeansDetector
 from gradcheck_suite.auditing.detectors.step_order.uneven_window import UnevenWindowDetector
 from gradcheck_suite.auditing.detectors.step_order.weights_not_restored import (
     WeightsNotRestoredDetector,
@@ -149,6 +150,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         scaled,
         ZeroGradMisplacedDetector(recorder, windows),
         without_backward,
+        UnevenMeansDetector(recorder, windows),
         UnevenWindowDetector(windows, leaves, without_backward),
         ClipMisplacedDetector(windows, scaled),
         ScalerMisuseDetector(windows, scaled),

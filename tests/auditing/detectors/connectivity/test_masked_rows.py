@@ -1,4 +1,4 @@
-"""Rows whose gradients are set to zero and which weight decay moves (GCS409), and those that stay."""
+"""Rows whose gradients are set to zero and which a step moves (GCS409), and those that stay."""
 
 from __future__ import annotations
 
