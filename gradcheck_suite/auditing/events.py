@@ -420,13 +420,15 @@ class RecomputedDifferently(NamedTuple):
     """A checkpointed function runs again in backward, and not as it ran in forward.
 
     ``drawn``: whose random numbers it had drawn and now draws others of; ``mode_changed``: whether
-    modules are in another mode; ``parameters_changed``: how many were written since.
+    modules are in another mode; ``parameters_changed``: how many were written since; ``buffers``:
+    the modules some of whose buffers both runs have written to, which is told after the second.
     """
 
     drawn: tuple[str, ...]
     mode_changed: bool
     parameters_changed: int
     site: CallSite | None
+    buffers: tuple[str, ...] = ()
 
 
 class LegacyFunctionCalled(NamedTuple):

@@ -77,6 +77,7 @@ class StepSummary(NamedTuple):
     Attributes:
         fills: the backwards whose gradients the step found.
         discarded: what was cleared since the step before, unused, oldest first.
+        dismissed: what of this was cleared for a reason of its own, as far as one step tells.
         backwards: how many outermost backwards of any kind have begun since the step before.
         site: where the step was called.
         cleared_last: whether no backward has begun since they were cleared, by this optimizer
@@ -95,6 +96,7 @@ class StepSummary(NamedTuple):
     cleared_last: bool = False
     forward_since: bool = False
     failed: bool = False
+    dismissed: tuple[Discarded, ...] = ()
 
 
 class AccumulationWindow:
@@ -108,7 +110,9 @@ class AccumulationWindow:
         consumed: how many of these another optimizer, which owns all of the parameters, has used.
         others: the numbers of backwards in this window that another optimizer's step has used.
         discarded: what was cleared unused in this window.
+        dismissed: what was taken out of these, as ``dismiss`` says.
         steps: the number of its finished steps.
+        stepped_at: the time of the last of these; -1 if none was seen.
         met_late: whether it was made before the audit, and backwards had run by the time it was
             first seen.
         stepping: whether its step is running.
@@ -130,6 +134,7 @@ class AccumulationWindow:
         "constructed_at",
         "consumed",
         "discarded",
+        "dismissed",
         "filled_at",
         "fills",
         "gradients",
@@ -138,6 +143,7 @@ class AccumulationWindow:
         "met_late",
         "optimizer",
         "others",
+        "stepped_at",
         "stepping",
         "stepping_backwards",
         "steps",
@@ -155,7 +161,9 @@ class AccumulationWindow:
         self.consumed = 0
         self.others: set[int] = set()
         self.discarded: list[Discarded] = []
+        self.dismissed: tuple[Discarded, ...] = ()
         self.steps = 0
+        self.stepped_at = -1
         self.stepping = False
         self.stepping_backwards = 0
         self.whole = whole
@@ -176,6 +184,11 @@ class AccumulationWindow:
         """Return the versions of these parameters now."""
         return [parameter._version for parameter in self.parameters()]  # noqa: SLF001 - `version_of`, spared a call
 
+    def dismiss(self) -> None:
+        """Take it that what was cleared so far was cleared for a reason of its own."""
+        self.dismissed += tuple(self.discarded)
+        self.discarded.clear()
+
     def empty(self, backwards: int) -> None:
         """Forget what went before, when so many backwards have begun."""
         self.fills.clear()
@@ -183,6 +196,7 @@ class AccumulationWindow:
         if self.others:
             self.others.clear()
         self.discarded.clear()
+        self.dismissed = ()
         self.backwards = backwards
 
 
@@ -191,12 +205,14 @@ class AccumulationWindows:
 
     Attributes:
         stepped: the window of the optimizer whose step has begun or ended last.
+        stepped_at: the time of the last step of any that has ended; of one that nobody saw, 0.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._windows: dict[int, AccumulationWindow] = {}
         self._failed_at = -1
+        self.stepped_at = 0
         self.stepped: AccumulationWindow
 
     def subscriptions(self) -> Subscriptions:
@@ -357,6 +373,7 @@ class AccumulationWindows:
                 forward_since=bool(discarded)
                 and self._recorder.state.saved > discarded[-1].fills[-1].saved,
                 failed=self._failed_at > window.backwards,
+                dismissed=window.dismissed,
             )
             if window.whole
             else None
@@ -364,6 +381,7 @@ class AccumulationWindows:
         has_others = len(self._windows) > 1
         numbers = {fill.number for fill in window.fills} if has_others else set()
         window.steps += 1
+        window.stepped_at = self.stepped_at = self._recorder.state.clock.moment.sequence
         window.stepping = window.cleared = False
         window.whole = window.used = True
         window.empty(now)
@@ -382,6 +400,7 @@ class AccumulationWindows:
             window.empty(self._recorder.state.backwards)
             window.whole = window.used = window.cleared = window.stepping = False
             window.summary = None
+            window.stepped_at = -1
 
     def _skip_step(self, event: ScalerStepped) -> None:
         """Begin anew where a scaler has left a step out: these gradients were dealt with."""

@@ -84,6 +84,9 @@ from gradcheck_suite.auditing.detectors.step_order.parameter_in_two_optimizers i
 from gradcheck_suite.auditing.detectors.step_order.parameter_not_optimized import (
     ParameterNotOptimizedDetector,
 )
+from gradcheck_suite.auditing.detectors.step_order.perturbation_left import (
+    PerturbationLeftDetector,
+)
 from gradcheck_suite.auditing.detectors.step_order.scaled_losses import ScaledLosses
 from gradcheck_suite.auditing.detectors.step_order.scaler_misuse import ScalerMisuseDetector
 from gradcheck_suite.auditing.detectors.step_order.scheduler_before_step import (
@@ -171,6 +174,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         LostUpdatesDetector(windows),
         StepInsideAutocastDetector(),
         WeightsNotRestoredDetector(recorder, windows),
+        PerturbationLeftDetector(recorder, windows),
         DeclaredFrozenDetector(recorder),
         FrozenParameterDetector(windows, names),
         MaskedRowsDetector(recorder, windows, leaves, names),

@@ -2,7 +2,8 @@
 
 A checkpoint is right if both runs are the same. Torch sees to its own random numbers, unless it is
 told not to; Python's and NumPy's, the mode of modules and weights that a step has changed in
-between are the program's business.
+between are the program's business. So is what the function writes to, such as running statistics,
+to which it writes in both runs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gradcheck_suite._torch_compat import (
     checkpoint_entry_points,
@@ -28,7 +29,7 @@ from gradcheck_suite.auditing.instrumentation.base import EventSource, is_compil
 from gradcheck_suite.auditing.user_modes import without_user_modes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterator
 
     from gradcheck_suite._runtime.patches import Patches
     from gradcheck_suite.auditing.call_sites import CallSite
@@ -40,7 +41,10 @@ _FIRST = 64
 two, and the next 15. A bound on cost: a look takes some ten microseconds."""
 _NEXT = 16
 _PARAMETERS = 256
-"""Parameters of a checkpointed module whose versions are compared. A bound on cost."""
+"""Parameters, and buffers, of a checkpointed module whose versions are compared. A bound on
+cost."""
+_SAMPLED = 64
+"""Elements of a buffer that show whether it was written. A bound on cost."""
 
 
 class CheckpointSource(EventSource):
@@ -79,8 +83,7 @@ class CheckpointSource(EventSource):
 
             def run(*given: Any) -> Any:
                 if runs.is_again:
-                    runs.compare()
-                    return function(*given)
+                    return runs.again(function, *given)
                 runs.begin()
                 result = function(*given)
                 runs.end()
@@ -99,8 +102,7 @@ class CheckpointSource(EventSource):
 
             @functools.wraps(function)
             def run_again(*given: Any, **named: Any) -> Any:
-                runs.compare()
-                return function(*given, **named)
+                return runs.again(function, *given, **named)
 
             return _around(runs, original(run_again, *args, **kwargs))
 
@@ -125,6 +127,8 @@ class _Runs:
         self._drawn: list[str] = []
         self._training: list[bool] = []
         self._versions: list[tuple[int, int]] = []
+        self._buffers: dict[str, list[int]] = {}
+        self._written: list[str] = []
         self.is_again = False
 
     def begin(self) -> None:
@@ -132,12 +136,39 @@ class _Runs:
         self._generators = _generators()
         self._training = [part.training for module in self._modules for part in module.modules()]
         self._versions = without_user_modes(_versions, self._modules)
+        self._buffers = without_user_modes(_buffers, self._modules)
 
     def end(self) -> None:
         """Note which random numbers it has drawn."""
         self.is_again = True
         now = _generators()
         self._drawn = [each for each, state in self._generators.items() if now.get(each) != state]
+        versions = without_user_modes(_buffers, self._modules)
+        self._written = [
+            name for name, after in versions.items() if self._buffers.get(name) != after
+        ]
+
+    def again(self, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        """Run the function in backward, and look at what it meets and what it does."""
+        self.compare()
+        before = without_user_modes(_contents, self._modules, self._written)
+        try:
+            return function(*given, **named)
+        finally:  # Torch ends the second run by an exception, once it has all that it needs.
+            if before and self._source.state.running:
+                self._tell_of_writes(before)
+
+    def _tell_of_writes(self, before: dict[str, list[Tensor]]) -> None:
+        """Tell of the modules whose buffers are others by what the second run has written."""
+        after = without_user_modes(_contents, self._modules, self._written)
+        changed = tuple(
+            name
+            for name, tensors in after.items()
+            if name in before and not all(map(torch.equal, before[name], tensors))
+        )
+        if changed:
+            told = RecomputedDifferently((), False, 0, self._site, changed)
+            self._source.recorder.bus.emit(told)
 
     def compare(self) -> None:
         """Tell of what is not as it was, before the function runs again in backward."""
@@ -192,7 +223,7 @@ def _modules_of(function: object) -> list[nn.Module]:
             held = cell.cell_contents
         except ValueError:  # nothing is bound to it yet
             continue
-        found.append(getattr(held, "__self__", held))
+        found.extend(held if isinstance(held, (list, tuple)) else [getattr(held, "__self__", held)])
     return [each for each in found if isinstance(each, nn.Module)]
 
 
@@ -207,3 +238,31 @@ def _versions(modules: list[nn.Module]) -> list[tuple[int, int]]:
             except (RuntimeError, NotImplementedError):  # it has no memory of its own
                 found.append((0, 0))
     return found
+
+
+def _own_buffers(modules: list[nn.Module]) -> Iterator[tuple[str, list[Tensor]]]:
+    """Yield the buffers of each module that has any, with what it is called."""
+    left = _PARAMETERS
+    for module in modules:
+        for name, part in module.named_modules():
+            own = list(part.buffers(recurse=False))[:left]
+            left -= len(own)
+            if own:
+                kind = type(part).__name__
+                yield f"`{name}` ({kind})" if name else kind, own
+
+
+def _buffers(modules: list[nn.Module]) -> dict[str, list[int]]:
+    """Return the versions of their buffers."""
+    return {name: [version_of(each) for each in own] for name, own in _own_buffers(modules)}
+
+
+def _contents(modules: list[nn.Module], names: list[str]) -> dict[str, list[Tensor]]:
+    """Return some elements of the buffers of those of these names."""
+    if not names:
+        return {}
+    return {
+        name: [each.detach().reshape(-1)[:_SAMPLED].clone() for each in own]
+        for name, own in _own_buffers(modules)
+        if name in names
+    }

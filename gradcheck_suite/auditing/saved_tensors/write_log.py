@@ -209,6 +209,10 @@ class WriteLog:
             if writes[-1].sequence <= oldest:
                 del self._writes[storage]
 
+    def any_since(self, sequence: int) -> bool:
+        """Return whether anything was written to after ``sequence``."""
+        return bool(self._writes) and next(reversed(self._writes.values()))[-1].sequence > sequence
+
     def since(self, sequence: int, tensor: Any) -> list[Write]:
         """Return the writes into the memory of ``tensor`` after ``sequence``, oldest first.
 

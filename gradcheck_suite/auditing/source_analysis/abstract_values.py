@@ -34,7 +34,9 @@ __all__ = [
     "attribute_of",
     "combined",
     "container",
+    "entries_of",
     "item_of",
+    "iterated",
     "joined",
     "merged",
     "negated",
@@ -335,6 +337,18 @@ def _unbound(found: Any, owner: Any) -> Any:
     if isinstance(found, staticmethod):
         return found.__func__
     return Bound(found.__func__, owner) if isinstance(found, classmethod) else found
+
+
+def iterated(value: Value) -> Value:
+    """Return what a loop goes through: of a list of modules, each of them."""
+    if value.items is None and isinstance(value.thing, (nn.ModuleList, nn.Sequential)):
+        return container(value_of_object(each, value.text) for each in value.thing)
+    return value
+
+
+def entries_of(modules: nn.ModuleDict) -> Value:
+    """Return a dict of modules by their names."""
+    return container({key: value_of_object(each, key) for key, each in modules.items()})
 
 
 def item_of(owner: Any, key: Any) -> Any:

@@ -30,7 +30,9 @@ from gradcheck_suite.auditing.source_analysis.abstract_values import (
     attribute_of,
     combined,
     container,
+    entries_of,
     item_of,
+    iterated,
     joined,
     merged,
     negated,
@@ -86,6 +88,8 @@ _SAME_TERMS = frozenset(
 """Methods behind which a sum is still the sum of its terms."""
 _REDUCING = frozenset({"sum", "mean", "nanmean", "nansum"})
 _JOINING = frozenset({"stack", "cat", "hstack", "vstack", "concat", "concatenate"})
+_GOING_THROUGH = frozenset({"list", "tuple", "reversed", "enumerate", "zip"})
+"""Functions of Python's that give what a loop would get."""
 _DRAWING = frozenset({"sample", "multinomial", "bernoulli"})
 _WITHOUT_MEMORY = frozenset(
     {
@@ -291,7 +295,7 @@ class Scope:
             self.names[name] = value if mine is None else joined([mine, value])
 
     def _for(self, node: ast.For) -> None:
-        values = self.value(node.iter)
+        values = iterated(self.value(node.iter))
         if values.items is not None:
             for item in values.items.values():
                 self.bind(node.target, item)
@@ -625,7 +629,7 @@ class Scope:
 
     def _of_listcomp(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp) -> Value:
         loop = node.generators[0]
-        values = self.value(loop.iter)
+        values = iterated(self.value(loop.iter))
         rows = [values] if values.items is None else list(values.items.values())
         made = []
         for row in rows:
@@ -642,7 +646,7 @@ class Scope:
 
     def _of_dictcomp(self, node: ast.DictComp) -> Value:
         loop = node.generators[0]
-        values = self.value(loop.iter)
+        values = iterated(self.value(loop.iter))
         rows = [values] if values.items is None else list(values.items.values())
         made: dict[Any, Value] = {}
         for number, row in enumerate(rows):
@@ -711,6 +715,8 @@ class Scope:
         if owner is not None and isinstance(owner.thing, nn.Module) and name in _OF_PARAMETERS:
             trained = _trained(owner.thing)
             return Value(Kind.LIVE if trained else Kind.PLAIN, sources=trained)
+        if owner is not None and isinstance(owner.thing, nn.ModuleDict) and name in _OF_DICT:
+            return self._of_container(node, name, entries_of(owner.thing), given)
         function, receiver = callee, NOTHING
         if isinstance(function, (Bound, MethodType)):
             receiver = getattr(function, "receiver", getattr(function, "__self__", None))
@@ -891,6 +897,7 @@ class Scope:
         self, node: ast.Call, name: str, given: list[Value], named: dict[str, Value]
     ) -> Value:
         """Return what a function of torch, numpy or Python's returns."""
+        given = [iterated(each) if name in _GOING_THROUGH else each for each in given]
         values = [*given, *named.values()]
         result = combined(values)
         first = given[0] if given else Value()
@@ -981,6 +988,7 @@ _WRAPPERS = frozenset(
 )
 
 
+_OF_DICT = frozenset({"items", "keys", "values"})
 _OF_PARAMETERS = frozenset({"parameters", "named_parameters", "state_dict"})
 
 

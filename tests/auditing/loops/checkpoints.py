@@ -209,3 +209,95 @@ def checkpoints_inside_a_checkpoint():
         return checkpoint(twice, x, use_reentrant=False)
 
     fit(Net(run))
+
+
+class Normed(nn.Module):
+    def __init__(self, width=6):
+        super().__init__()
+        self.inp, self.norm = nn.Linear(width, width), nn.BatchNorm1d(width)
+
+    def forward(self, x):
+        return torch.relu(self.norm(self.inp(x)))
+
+
+class Counting(nn.Module):
+    """A layer that keeps a mean of what it has seen, without a gradient."""
+
+    def __init__(self, width=6):
+        super().__init__()
+        self.inp = nn.Linear(width, width)
+        self.register_buffer("seen", torch.zeros(width))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.seen.lerp_(x.mean(0), 0.1)
+        return torch.relu(self.inp(x - self.seen))
+
+
+class Scratch(nn.Module):
+    """A layer that writes to a buffer what does not depend on how often."""
+
+    def __init__(self, width=6):
+        super().__init__()
+        self.inp = nn.Linear(width, width)
+        self.register_buffer("scale", torch.ones(width))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.scale.copy_(self.inp.weight.abs().amax(0))
+        return torch.relu(self.inp(x / self.scale))
+
+
+def net_of(kind, run):
+    model = Net(run)
+    model.blocks = nn.ModuleList([kind() for _ in range(2)])
+    return model
+
+
+@buggy("GCS613")
+def statistics_in_a_checkpoint():
+    def run(block, x):
+        return checkpoint(block, x, use_reentrant=False)  # <- here
+
+    fit(net_of(Normed, run))
+
+
+@buggy("GCS613")
+def statistics_in_a_reentrant_checkpoint():
+    def run(block, x):
+        return checkpoint(block, x, use_reentrant=True)  # <- here
+
+    fit(net_of(Normed, run))
+
+
+@buggy("GCS613")
+def mean_in_a_checkpointed_method():
+    def run(block, x):
+        return checkpoint(block.forward, x, use_reentrant=False)  # <- here
+
+    fit(net_of(Counting, run))
+
+
+@clean
+def statistics_beside_a_checkpoint():
+    def run(block, x):
+        return torch.relu(block.norm(checkpoint(block.inp, x, use_reentrant=False)))
+
+    fit(net_of(Normed, run))
+
+
+@clean
+def statistics_that_are_frozen():
+    def run(block, x):
+        block.norm.eval()
+        return checkpoint(block, x, use_reentrant=False)
+
+    fit(net_of(Normed, run))
+
+
+@clean
+def buffer_that_is_written_anew():
+    def run(block, x):
+        return checkpoint(block, x, use_reentrant=False)
+
+    fit(net_of(Scratch, run))

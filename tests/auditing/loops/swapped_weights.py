@@ -222,3 +222,106 @@ def adapted_to_each_task_and_put_back():
                 adapt()
                 evaluate(model)
                 model.load_state_dict(state)
+
+
+def moved(parameters, direction, scale):
+    for p, d in zip(parameters, direction, strict=True):
+        p.data.add_(d, alpha=scale)  # <- here
+
+
+def curvature(model, direction, *, back):
+    """Return the change of the gradient along a direction, by a central difference."""
+    parameters = list(model.parameters())
+    x = torch.randn(8, 4)
+    moved(parameters, direction, 0.01)
+    above = torch.autograd.grad(model(x).square().mean(), parameters)
+    moved(parameters, direction, -0.02)
+    below = torch.autograd.grad(model(x).square().mean(), parameters)
+    if back:
+        moved(parameters, direction, 0.01)
+    return [(a - b) / 0.02 for a, b in zip(above, below, strict=True)]
+
+
+def with_curvature(*, back):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for number in range(20):
+        step(model, optimizer)
+        if number % 4 == 3:
+            curvature(model, [torch.randn_like(p) for p in model.parameters()], back=back)
+
+
+@buggy("GCS316")
+def central_difference_that_is_left_below():
+    with_curvature(back=False)
+
+
+@clean
+def central_difference_that_is_taken_back():
+    with_curvature(back=True)
+
+
+def adversarial(*, back, clear):
+    """Train on the loss at weights moved up its gradient (FGM, SAM)."""
+    embedding, head = nn.Embedding(12, 6), nn.Linear(6, 1)
+    optimizer = torch.optim.Adam([*embedding.parameters(), *head.parameters()])
+
+    def loss():
+        return head(embedding(torch.randint(0, 12, (8,)))).square().mean()
+
+    for _ in range(10):
+        optimizer.zero_grad()
+        loss().backward()
+        gradient = embedding.weight.grad
+        move = 0.1 * gradient / gradient.norm()
+        with torch.no_grad():
+            embedding.weight.add_(move)  # <- here
+        if clear:
+            optimizer.zero_grad()
+        loss().backward()
+        if back:
+            with torch.no_grad():
+                embedding.weight.sub_(move)
+        optimizer.step()
+
+
+@buggy("GCS316")
+def attacked_embedding_that_is_not_restored():
+    adversarial(back=False, clear=False)
+
+
+@buggy("GCS316")
+def ascent_that_is_not_taken_back():
+    adversarial(back=False, clear=True)
+
+
+@clean
+def attacked_embedding_that_is_restored():
+    adversarial(back=True, clear=False)
+    adversarial(back=True, clear=True)
+
+
+@clean
+def weights_trained_by_hand_between_the_steps():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        for _ in range(3):
+            gradients = torch.autograd.grad(
+                model(torch.randn(8, 4)).square().mean(), list(model.parameters())
+            )
+            with torch.no_grad():
+                for p, g in zip(model.parameters(), gradients, strict=True):
+                    p.sub_(g, alpha=0.01)
+        step(model, optimizer)
+
+
+@clean
+def noise_on_weights_that_are_also_decayed():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(0.999).add_(torch.randn_like(p), alpha=1e-3)
+        step(model, optimizer)

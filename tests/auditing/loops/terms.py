@@ -396,3 +396,79 @@ def divergence_from_the_old_policy():
     for x, _ in batches():
         _, log_prob = entropy_of_actions(actor, x)
         update(optimizer, (log_prob - log_prob.detach()).mean() + log_prob.square().mean())
+
+
+class Routed(nn.Module):
+    """A layer that returns its output, how even its choices are, and the choices."""
+
+    def __init__(self, *, soft):
+        super().__init__()
+        self.soft = soft
+        self.router = nn.Linear(4, 3)
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def evenness(self, share):
+        if self.soft:
+            return (share.mean(0) - 1 / 3).square().sum()
+        chosen = F.one_hot(share.argmax(-1), 3).float()  # <- here
+        return (chosen.mean(0) - 1 / 3).square().sum()
+
+    def forward(self, x):
+        share = self.router(x).softmax(-1)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            out = out + share[:, number : number + 1] * expert(x)
+        return x + out, self.evenness(share), share.argmax(-1)
+
+
+class RoutedLayers(nn.Module):
+    def __init__(self, *, soft):
+        super().__init__()
+        self.layers = self.in_order([Routed(soft=soft) for _ in range(2)])
+        self.head = nn.Linear(4, 1)
+
+    def in_order(self, layers):
+        return nn.ModuleList(layers)
+
+    def each(self):
+        return self.layers
+
+    def forward(self, x):
+        uneven, routes = 0.0, []
+        for layer in self.each():
+            x, term, route = layer(x)
+            uneven = uneven + term
+            routes.append(route)
+        return self.head(x), uneven / len(self.layers), routes
+
+
+class NamedLayers(RoutedLayers):
+    def in_order(self, layers):
+        return nn.ModuleDict({f"layer{number}": each for number, each in enumerate(layers)})
+
+    def each(self):
+        return self.layers.values()
+
+
+def train_routed(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x, y in batches():
+        out, uneven, _ = model(x)
+        fit = F.mse_loss(out, y)
+        update(optimizer, fit + 0.5 * uneven)
+
+
+@buggy("GCS411")
+def term_of_layers_in_a_list():
+    train_routed(RoutedLayers(soft=False))
+
+
+@buggy("GCS411")
+def term_of_layers_in_a_dict():
+    train_routed(NamedLayers(soft=False))
+
+
+@clean
+def term_of_layers_that_carries_a_gradient():
+    train_routed(RoutedLayers(soft=True))
+    train_routed(NamedLayers(soft=True))

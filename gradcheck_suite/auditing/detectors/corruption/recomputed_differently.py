@@ -1,6 +1,7 @@
 """A checkpoint that backward has computed anew, and not as forward had.
 
-With other random numbers, in another mode, or with weights that a step has changed since.
+With other random numbers, in another mode, or with weights that a step has changed since; or that
+has written to its buffers once more.
 """
 
 from __future__ import annotations
@@ -18,23 +19,47 @@ if TYPE_CHECKING:
 
 __all__ = ["RecomputedDifferentlyDetector"]
 
+_SHOWN = 3
+"""Modules that a message lists. Chosen, for length."""
+
 
 class RecomputedDifferentlyDetector:
     """Reports recomputed-differently (GCS613)."""
 
     def __init__(self) -> None:
-        self._seen: Occurrences[CallSite | None, RecomputedDifferently] = Occurrences()
+        self._seen: Occurrences[tuple[CallSite | None, bool], RecomputedDifferently] = Occurrences()
 
     def subscriptions(self) -> Subscriptions:
         """Look at each such recomputation."""
         return {RecomputedDifferently: self._note}
 
     def _note(self, event: RecomputedDifferently) -> None:
-        self._seen.note(event.site, lambda: event)
+        self._seen.note((event.site, bool(event.buffers)), lambda: event)
 
     def findings(self) -> list[Finding]:
         """Return one finding for each line."""
-        return self._seen.findings(_finding)
+        return self._seen.findings(
+            lambda seen, count: (_written_twice if seen.buffers else _finding)(seen, count)
+        )
+
+
+def _written_twice(seen: RecomputedDifferently, count: int) -> Finding:
+    names = ", ".join(seen.buffers[:_SHOWN])
+    more = f" and {len(seen.buffers) - _SHOWN} more" if len(seen.buffers) > _SHOWN else ""
+    return Finding.of(
+        catalogue.RECOMPUTED_DIFFERENTLY,
+        f"backward() ran what is checkpointed here again, and that wrote to buffers of {names}"
+        f"{more} a second time, {count} times: running statistics move twice for each batch; "
+        "expected one update",
+        detector="audit",
+        severity=Severity.WARNING,
+        location=location_of(seen.site),
+        hint=(
+            "leave layers that write to their buffers, such as batch norm, out of the checkpoint, "
+            "or have them write in the first run alone"
+        ),
+        evidence={"count": count, "modules": list(seen.buffers)},
+    )
 
 
 def _finding(seen: RecomputedDifferently, count: int) -> Finding:

@@ -5,6 +5,9 @@ the loop, which no other step does, has a gradient in it that was not meant for 
 another length, one step without a new backward, or some with the backward of another line as well,
 among many alike, are facts to know of. Where the source shows a way out between the backward and
 its step, the gradients of an update that was broken off were added to those of the next.
+
+A step that found the last part of a window, the rest of which was cleared, had as many backwards
+counted for it as the others, and used fewer: whoever leaves out the rest of an epoch counts anew.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
         AccumulationWindow,
         AccumulationWindows,
         Fill,
+        StepSummary,
     )
     from gradcheck_suite.auditing.detectors.leaf_records import LeafRecords
     from gradcheck_suite.auditing.detectors.step_order.step_without_backward import (
@@ -46,6 +50,9 @@ no usual one."""
 
 _DEPARTING = 2
 """All that departs is at most one part in so many of the steps: the rest is most of them."""
+
+_ENOUGH_CUT = 2
+"""Windows that were cut short before that is a habit. Chosen: one may be a batch left out."""
 
 _Shape: TypeAlias = "tuple[tuple[int, int], ...]"
 """The lines of a window's backwards, in order: the identity of a code object, and the offset."""
@@ -72,12 +79,38 @@ class _Kind:
 
 
 @dataclass(slots=True)
+class _Cut:
+    """Windows part of which was cleared by one line.
+
+    Attributes:
+        cleared_at: the line.
+        filled_at: the line of the first backward whose gradients were cleared.
+        step_site: the line of the step that used the others.
+        backwards: how many there were in each, those that were cleared too.
+        lost: how many of the first one's were cleared.
+        first: the number of the first one's step, counted from 1.
+        count: how many there were.
+        used: how many backwards were left, in each.
+    """
+
+    cleared_at: CallSite | None
+    filled_at: CallSite | None
+    step_site: CallSite | None
+    backwards: int
+    lost: int
+    first: int
+    count: int = 0
+    used: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
 class _Steps:
     """The steps of one optimizer.
 
     Attributes:
         name: its class.
         kinds: what they used.
+        cuts: windows part of which was cleared, by the line that did it and by their backwards.
         last: the kind of the last one.
         others: whether it has other kinds than are kept.
         left_before: whether gradients other than zeros were there when a backward on another line
@@ -86,6 +119,7 @@ class _Steps:
 
     name: str = ""
     kinds: dict[_Shape, _Kind] = field(default_factory=dict)
+    cuts: dict[tuple[CallSite | None, _Shape], _Cut] = field(default_factory=dict)
     last: _Shape = ()
     others: bool = False
     left_before: bool = False
@@ -93,7 +127,7 @@ class _Steps:
 
 
 class UnevenWindowDetector:
-    """Reports what departs: GCS309, GCS311 and, of single steps, GCS303."""
+    """Reports what departs: GCS302, GCS309, GCS311 and, of single steps, GCS303."""
 
     def __init__(
         self,
@@ -134,9 +168,14 @@ class UnevenWindowDetector:
     def _end_step(self, event: StepFinished) -> None:
         window = self._windows.stepped
         summary = window.summary
-        if summary is None or summary.discarded or summary.failed:
+        if summary is None or summary.failed:
             return
         known = self._of(window)
+        known.name = type(event.optimizer).__name__
+        if summary.fills and (summary.discarded or summary.dismissed):
+            _note_cut(known, summary, window.steps)
+        if summary.discarded:
+            return
         shape = _shape_of(summary.fills)
         kind = known.kinds.get(shape)
         known.last = shape
@@ -146,7 +185,6 @@ class UnevenWindowDetector:
         elif len(known.kinds) >= _MOST_SHAPES:
             known.others = True
         else:
-            known.name = type(event.optimizer).__name__
             sites = tuple(fill.site for fill in summary.fills)
             added = bool(summary.fills) and summary.fills[-1].added
             known.kinds[shape] = _Kind(sites, 1, window.steps, window.steps, event.site, added)
@@ -170,6 +208,10 @@ class UnevenWindowDetector:
     def _judge(self, steps: _Steps, attacks: set[tuple[int, int]]) -> Iterator[Finding]:
         if not steps.kinds or steps.others:
             return
+        at_will = {site for site, whole in steps.cuts if whole not in steps.kinds}
+        for (site, whole), cut in steps.cuts.items():
+            if site not in at_will:
+                yield _cut_short(steps, cut, steps.kinds[whole].count)
         shape, usual = max(steps.kinds.items(), key=lambda each: each[1].count)
         total = sum(kind.count for kind in steps.kinds.values())
         if usual.count < _ENOUGH:
@@ -191,6 +233,22 @@ def _key(site: CallSite | None) -> tuple[int, int]:
 
 def _shape_of(fills: tuple[Fill, ...]) -> _Shape:
     return tuple([_key(fill.site) for fill in fills])
+
+
+def _note_cut(known: _Steps, summary: StepSummary, number: int) -> None:
+    """Note a window part of which was cleared."""
+    lost = (*summary.dismissed, *summary.discarded)
+    fills = tuple(fill for each in lost for fill in each.fills)
+    whole = _shape_of((*fills, *summary.fills))
+    key = (lost[-1].site, whole)
+    cut = known.cuts.get(key)
+    if cut is None:
+        if len(known.cuts) >= _MOST_SHAPES:
+            return
+        sites = (lost[-1].site, fills[0].site, summary.site)
+        cut = known.cuts[key] = _Cut(*sites, len(whole), len(fills), number)
+    cut.count += 1
+    cut.used.add(len(summary.fills))
 
 
 def _departing(
@@ -229,6 +287,35 @@ def _left_at(kind: _Kind) -> Location | None:
         return None
     line = way_out(step.path, backward.line, step.line)
     return None if line is None else Location(step.path, line, function=step.function)
+
+
+def _cut_short(steps: _Steps, cut: _Cut, full: int) -> Finding:
+    used = f"{min(cut.used)} to {max(cut.used)}" if len(cut.used) > 1 else str(*cut.used)
+    return Finding.of(
+        catalogue.ZERO_GRAD_MISPLACED,
+        f"in {cut.count} of {cut.count + full} windows of {cut.backwards} backward() calls, "
+        f"gradients of the first of them were cleared here, and {steps.name}.step() used {used} "
+        f"alone (first in its step {cut.first}): the window went on, and was not begun anew; "
+        "expected each window to be cleared where it begins",
+        detector="audit",
+        severity=Severity.WARNING if cut.count >= _ENOUGH_CUT else Severity.NOTE,
+        location=location_of(cut.cleared_at) or location_of(cut.step_site),
+        related=related(
+            (location_of(cut.filled_at), "this backward filled them"),
+            (location_of(cut.step_site), "this step used the rest"),
+        ),
+        hint=(
+            "clear them after step() alone; or step before clearing, or begin to count again here"
+        ),
+        evidence={
+            "count": cut.count,
+            "step": cut.first,
+            "optimizer": steps.name,
+            "backwards_lost": cut.lost,
+            "usual_backwards": cut.backwards,
+            "usual_steps": full,
+        },
+    )
 
 
 def _left_before(steps: _Steps, usual: _Kind, kind: _Kind, site: CallSite | None) -> Finding:

@@ -126,7 +126,7 @@ class ZeroGradMisplacedDetector:
             or _is_for_others(window)
             or self._gradients_were_set(window)
         ):
-            window.discarded.clear()
+            window.dismiss()
         return None
 
     def _gradients_were_set(self, window: AccumulationWindow) -> bool:

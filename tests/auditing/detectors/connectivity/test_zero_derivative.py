@@ -98,3 +98,68 @@ def test_an_attack_without_a_direction_is_a_note(audited, only):
     finding = only(audited(loop), "GCS401")
     assert finding.severity is Severity.NOTE
     assert "in each of 5 steps looked at" in finding.message
+
+
+class Policy(nn.Module):
+    def __init__(self, *, spread=True):
+        super().__init__()
+        self.mean = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+        self.log_std = nn.Parameter(torch.tensor([-1.5, 0.5]), requires_grad=spread)
+
+    def forward(self, x):
+        return torch.distributions.Normal(self.mean(x), self.log_std.exp())
+
+
+def curvature(policy, divergence, x):
+    parameters = [each for each in policy.parameters() if each.requires_grad]
+    first = torch.autograd.grad(divergence(policy, x), parameters, create_graph=True)  # <- here
+    along = sum((each * torch.ones_like(each)).sum() for each in first)
+    return torch.autograd.grad(along, parameters)
+
+
+def natural_gradient(divergence, **options):
+    policy, value = Policy(**options), nn.Linear(3, 1)
+    optimizer = torch.optim.Adam(value.parameters())
+    parameters = [each for each in policy.parameters() if each.requires_grad]
+    for _ in range(8):
+        x = torch.randn(6, 3)
+        with torch.no_grad():
+            action = policy(x).sample()
+        gain = policy(x).log_prob(action).mean()
+        gradient = torch.autograd.grad(gain, parameters)
+        curved = curvature(policy, divergence, x)
+        with torch.no_grad():
+            for p, g, c in zip(parameters, gradient, curved, strict=True):
+                p.add_(g / (1 + c.abs()), alpha=0.01)
+        for _ in range(3):
+            optimizer.zero_grad()
+            value(x).square().mean().backward()
+            optimizer.step()
+
+
+def from_itself(policy, x):
+    one, other = policy(x), policy(x)
+    ratio = (2 * one.scale.log()).exp() + (one.mean - other.mean).square()
+    parts = other.scale.log() - one.scale.log() + ratio / (2 * (2 * other.scale.log()).exp()) - 0.5
+    return parts.sum(1).mean()
+
+
+def from_what_it_was(policy, x):
+    with torch.no_grad():
+        old = policy(x)
+        old = torch.distributions.Normal(old.mean, old.scale)
+    return torch.distributions.kl_divergence(old, policy(x)).sum(1).mean()
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_the_curvature_of_a_divergence_from_itself_is_told(audited, only, line_of, spread):
+    finding = only(audited(lambda: natural_gradient(from_itself, spread=spread)), "GCS411")
+    assert finding.severity is Severity.WARNING
+    assert finding.location.line == line_of(curvature)
+    assert ("exactly zero" in finding.message) is not spread
+    assert "divergence of something from itself" in finding.hint
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_a_divergence_from_what_the_policy_was_has_a_curvature(audited, spread):
+    assert audited(lambda: natural_gradient(from_what_it_was, spread=spread)).findings == ()

@@ -330,3 +330,78 @@ def test_a_window_that_is_longer_now_and_then_is_a_note(audited, only):
             optimizer.zero_grad()
 
     assert only(audited(loop), "GCS311").severity is Severity.NOTE
+
+
+def window_over_epochs(clear, *, batches=11, window=4, counts_anew=False, epochs=6):
+    model, optimizer = trained()
+    last, turn = -1, 0
+    for _ in range(epochs):
+        clear(model, optimizer)  # <- here
+        if counts_anew:
+            last = turn - 1
+        for _ in range(batches):
+            (loss_of(model) / window).backward()
+            if turn - last >= window:
+                optimizer.step()
+                optimizer.zero_grad()
+                last = turn
+            turn += 1
+
+
+def by_optimizer(_model, optimizer):
+    optimizer.zero_grad()  # <- here
+
+
+def by_model(model, _optimizer):
+    model.zero_grad()  # <- here
+
+
+@pytest.mark.parametrize("clear", [by_optimizer, by_model])
+@pytest.mark.parametrize("batches", [5, 11])
+def test_a_window_that_is_cleared_in_its_middle_is_told(audited, only, line_of, clear, batches):
+    finding = only(audited(lambda: window_over_epochs(clear, batches=batches)), "GCS302")
+    assert finding.severity is Severity.WARNING
+    assert finding.location.line == line_of(clear)
+    assert "windows of 4 backward() calls, gradients of the first of them were cleared here" in (
+        finding.message
+    )
+    assert finding.evidence["usual_backwards"] == 4
+
+
+def nothing(_model, _optimizer):
+    """Let what is left of an epoch go on."""
+
+
+@pytest.mark.parametrize(
+    "options", [{"clear": by_optimizer, "counts_anew": True}, {"clear": nothing}]
+)
+def test_the_rest_of_an_epoch_may_be_left_out_or_go_on(audited, options):
+    assert not audited(lambda: window_over_epochs(**options)).report.at_least(Severity.WARNING)
+
+
+def test_a_batch_left_out_once_with_what_was_added_up_is_a_note(audited, only):
+    def loop():
+        model, optimizer = trained()
+        for turn in range(24):
+            if turn == 9:
+                optimizer.zero_grad()
+            loss_of(model).backward()
+            if turn % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    assert only(audited(loop), "GCS302").severity is Severity.NOTE
+
+
+def test_a_probe_between_the_steps_is_no_part_of_a_window(audited):
+    def loop():
+        model, optimizer = trained()
+        for turn in range(24):
+            if turn % 3 == 0:
+                loss_of(model).backward()
+                optimizer.zero_grad()
+            loss_of(model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert not audited(loop).report.at_least(Severity.WARNING)
