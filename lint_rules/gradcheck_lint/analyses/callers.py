@@ -11,6 +11,7 @@ from gradcheck_lint.analyses.container_clearing import (
     is_emptied_anywhere,
     is_named_for_emptying,
 )
+from gradcheck_lint.analyses.object_uses import argument_for
 from gradcheck_lint.model.flow import Call, StoreKind
 from gradcheck_lint.model.paths import values_of_parameters
 from gradcheck_lint.model.syntax import walk
@@ -26,12 +27,15 @@ from gradcheck_lint.model.values import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from gradcheck_lint.model.flow import Step, Store
     from gradcheck_lint.model.module import FunctionModel, ModuleModel
     from gradcheck_lint.model.scopes import ClassScope
 
 __all__ = [
     "class_handed_in",
+    "expressions_given",
     "given_by_callers",
     "kept_by_caller",
     "lasts_at_callers",
@@ -97,6 +101,17 @@ def given_by_callers(function: FunctionModel, name: str) -> list[tuple[FunctionM
     if not _is_parameter(function, name):
         return []
     return [(use.caller, _given(function, use, name)) for use in _uses_of(function)]
+
+
+def expressions_given(
+    function: FunctionModel, name: str
+) -> Iterator[tuple[FunctionModel, cst.BaseExpression]]:
+    """Yield what stands for a parameter in each call of a function in the file, with the caller."""
+    for use in _uses_of(function):
+        if isinstance(use.call.node, cst.Call):
+            value = argument_for(name, use.call.node, function.scope)
+            if value is not None:
+                yield use.caller, value
 
 
 def models_of_optimizer(function: FunctionModel, name: str) -> frozenset[int]:

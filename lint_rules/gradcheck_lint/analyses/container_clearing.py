@@ -120,10 +120,28 @@ def is_emptied_by(calls: Iterable[Call], function: FunctionModel, target: str) -
             return True
         if left:
             events = function.module.function(scope).events()
+            added = _made_as_entries(scope)
             waiting.extend(
-                (event.function, left - 1) for event in events if isinstance(event, Call)
+                (event.function, left - 1)
+                for event in events
+                if isinstance(event, Call) and id(event.node) not in added
             )
     return False
+
+
+def _made_as_entries(scope: FunctionScope) -> set[int]:
+    """Return the calls that make what is put beside others: ``d.setdefault(key, Meter())``."""
+    made: list[cst.CSTNode] = []
+    for node in scope.nodes:
+        if isinstance(node, cst.Call) and _method(node) == "setdefault":
+            made += [each.value for each in node.args]
+        elif isinstance(node, cst.Assign) and _is_part_assigned(node):
+            made.append(node.value)
+    return {id(node) for node in made}
+
+
+def _method(node: cst.Call) -> str:
+    return node.func.attr.value if isinstance(node.func, cst.Attribute) else ""
 
 
 def is_named_for_emptying(method: str) -> bool:

@@ -129,7 +129,7 @@ def record_call(
         mentions,
         harmless or (function is None and _leaves_gradients_alone(node)),
         False,
-        arguments.named if function is not None or _is_handed_in(receiver) else (),
+        arguments.named if function is not None or method in reading.scopes.by_name else (),
         held_by(owner or receiver),
         is_constructor,
         reading.statement_value is not node,
@@ -200,14 +200,6 @@ _NUMBERS = words("float int bool str ndarray")
 _CONTAINERS = words(
     "list List tuple Tuple dict Dict Sequence Iterable Iterator Generator Optional np numpy"
 )
-
-
-def _is_handed_in(receiver: Values) -> bool:
-    """Tell whether a method is called on a parameter, whose class a caller may know."""
-    if len(receiver) == 1:
-        (only,) = receiver
-        return only.origin is Origin.ARGUMENT
-    return bool(receiver) and all(value.origin is Origin.ARGUMENT for value in receiver)
 
 
 def parameters_given(

@@ -50,7 +50,7 @@ class UnregisteredModule(Rule):
                 assert isinstance(node, (cst.Assign, cst.AnnAssign))
                 kinds = kinds_in(value, node, target, function)
                 severity = _severity(kinds)
-                if severity is not None and has_other_base(owner, function):
+                if severity is Severity.ERROR and has_other_base(owner, function):
                     severity = Severity.WARNING
                 if severity is not None and not is_registered(
                     target.attr.value, function, first or ""
@@ -68,12 +68,16 @@ def _violation(
     kinds, severity = held
     what, wrapper = _names(kinds, value)
     # An annotation would not suit what a fix puts there.
-    is_open = isinstance(node, cst.AnnAssign) or _is_filled_by_key(value)
+    is_open = isinstance(node, cst.AnnAssign) or _is_filled_by_key(value) or "elsewhere" in kinds
     return Violation(
         node,
         f"`{dotted_name(target)}` is a plain {form_of(value)} of {what}: "
-        "`parameters()` does not find them, so no optimizer trains them and no state_dict "
-        "or `.to()` reaches them",
+        "`parameters()` does not find them, so "
+        + (
+            "only who else has them can train them"
+            if "elsewhere" in kinds
+            else "no optimizer trains them and no state_dict or `.to()` reaches them"
+        ),
         severity,
         f"wrap it: `nn.{wrapper}(...)`",
         fix=None if is_open or is_nested(value) else wrapped(value, wrapper, function),
@@ -99,6 +103,8 @@ def _severity(kinds: set[str | None]) -> Severity | None:
     """Return how sure it is that the container holds parameters; None if nothing says so."""
     if kinds & {"module", "parameter"}:
         return Severity.ERROR
+    if "elsewhere" in kinds:
+        return Severity.NOTE
     return Severity.WARNING if kinds == {"likely"} else None
 
 

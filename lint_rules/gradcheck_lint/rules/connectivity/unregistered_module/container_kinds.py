@@ -18,6 +18,7 @@ from gradcheck_lint.rules.connectivity.unregistered_module.filled_lists import (
     appended,
     is_made_empty,
 )
+from gradcheck_lint.rules.connectivity.unregistered_module.handed_layers import kinds_handed_in
 from gradcheck_lint.rules.connectivity.unregistered_module.registration import is_run
 
 if TYPE_CHECKING:
@@ -38,8 +39,10 @@ def kinds_in(
         for element in shown or appended(node, value, target, function)
         for each in _innermost(element, function)
     ]
-    if not elements:
-        return kinds_returned(value, function)
+    if not elements or not any(isinstance(each, cst.Call) for each in elements):
+        handed = kinds_handed_in(value, function)
+        if handed or not elements:
+            return handed or kinds_returned(value, function)
     kinds = {kind_of(element, function) for element in elements}
     if kinds != {None} or owner is None or not is_run(attribute, owner):
         return kinds

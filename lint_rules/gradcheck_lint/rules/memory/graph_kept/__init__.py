@@ -27,6 +27,7 @@ from gradcheck_lint.rules.memory.graph_kept.graph_proofs import (
 from gradcheck_lint.rules.memory.graph_kept.kept_by_callees import kept_by_callees
 from gradcheck_lint.rules.memory.graph_kept.lifetime import consumes, escapes, is_let_go, keeps
 from gradcheck_lint.rules.memory.graph_kept.messages import kept_by_store, kept_when_spent
+from gradcheck_lint.rules.memory.graph_kept.stored_outputs import stored_outputs
 from gradcheck_suite import catalogue
 
 if TYPE_CHECKING:
@@ -41,7 +42,11 @@ class GraphKept(Rule):
     entry = catalogue.GRAPH_KEPT
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
-        """Yield every store of a value that ``backward()`` is called on in the same loop."""
+        """Yield every store of a value that ``backward()`` is called on in the same loop.
+
+        And every output of a model that is stored with its graph and not differentiated.
+        """
+        yield from stored_outputs(function)
         is_near = function.module.near.has(function.scope, BACKWARD)
         if not is_near and not is_training_step(function):
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import libcst as cst
@@ -10,6 +11,7 @@ from gradcheck_lint.analyses.callers import class_handed_in, lasts_at_callers
 from gradcheck_lint.analyses.container_clearing import is_emptied_by, is_named_for_emptying
 from gradcheck_lint.analyses.repeated_calls import lasts_between_calls, steps_for_others
 from gradcheck_lint.model.flow import Call, GradMode, Store, StoreKind
+from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.syntax import dotted_name, first_word, last_word
 from gradcheck_lint.model.values import Kind, Origin, Values
 
@@ -46,9 +48,12 @@ def keepers(function: FunctionModel) -> Iterator[Keeper]:
     They repeat in a loop, or in a method that a loop runs, on what its object keeps in between.
     """
     calls = [event for event in function.events() if isinstance(event, Call)]
-    for call in calls:
+    over_items = _loops_over_items(function)
+    for each in calls:
+        call = _without(over_items, each)
         if call.function is None:
             yield from _on_what_is_handed_in(function, call, calls)
+            yield from _on_an_element(function, call, calls)
             continue
         if call.referenced or call.is_constructor:
             continue
@@ -94,11 +99,12 @@ def _stored_within(
     names = _names_of(callee.scope)
     inside = [event for event in callee.events() if isinstance(event, Call)]
     for inner in inside:
-        if inner.function is None or inner.function is callee.scope or inner.arms:
+        method = inner.function or _method_of_element(callee, inner)
+        if method is None or method is callee.scope or inner.arms:
             continue
         if inner.referenced or inner.is_constructor or not _is_on_own(inner, callee):
             continue
-        inner_callee = callee.module.function(inner.function)
+        inner_callee = callee.module.function(method)
         for store, _, handed in _stored_by(inner_callee, inner, inside, depth + 1):
             if not call.on or _lets_go(callee, store, call, calls):
                 continue
@@ -110,7 +116,84 @@ def _stored_within(
 
 def _is_on_own(call: Call, function: FunctionModel) -> bool:
     """Tell whether a method is called on what the object keeps: ``self.losses[name].add(x)``."""
-    return _object_of(call) == function.scope.first_parameter
+    owner = _container_of(call, function) or _object_of(call)
+    return first_word(owner) == function.scope.first_parameter
+
+
+def _loops_over_items(function: FunctionModel) -> set[int]:
+    return {
+        loop.identity
+        for loop in function.loops()
+        if isinstance(loop.node, cst.For)
+        and isinstance(loop.node.iter, cst.Call)
+        and isinstance(loop.node.iter.func, cst.Attribute)
+        and loop.node.iter.func.attr.value in {"items", "values"}
+    }
+
+
+def _without(over_items: set[int], call: Call) -> Call:
+    """Return a call as it repeats: not for each entry of a dictionary, but each time it is filled.
+
+    ``for name, value in losses.items(): meters[name].update(value)``
+    """
+    loops = call.loops
+    while len(loops) > 1 and loops[-1] in over_items:
+        loops = loops[:-1]
+    return call if loops == call.loops else replace(call, loops=loops)
+
+
+def _on_an_element(function: FunctionModel, call: Call, calls: list[Call]) -> Iterator[Keeper]:
+    """Yield what ``meters.setdefault(name, Meter()).update(loss)`` keeps, in a lasting dictionary.
+
+    What class an element has, the classes tell that the function or its object makes.
+    """
+    scope = _method_of_element(function, call) if call.loops else None
+    path = None if scope is None else _container_of(call, function)
+    if path is None or scope is None:
+        return
+    held = function.bindings.get(path) or function.bindings.get(first_word(path), frozenset())
+    if any(call.loops[-1] in value.loops for value in held):
+        return
+    for store, index, values in _stored_by(function.module.function(scope), call, calls):
+        yield Keeper(call, values, index, store, is_sure=False)
+
+
+def _container_of(call: Call, function: FunctionModel) -> str | None:
+    """Return the name of the container that a method's object is taken from, None for no element.
+
+    That is ``self.stats`` of ``self.stats[name].setdefault(key, Meter()).update(value)``, also
+    where the object has a name of its own in between.
+    """
+    node: cst.CSTNode | None = call.node.func if isinstance(call.node, cst.Call) else None
+    node = node.value if isinstance(node, cst.Attribute) else None
+    if isinstance(node, cst.Name):
+        sources = sources_of(function.scope).get(node.value) or ()
+        node = sources[0] if len(sources) == 1 else None
+    is_element = False
+    while node is not None and dotted_name(node) is None:
+        if isinstance(node, cst.Subscript):
+            node = node.value
+        elif isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+            if node.func.attr.value not in {"setdefault", "get"}:
+                return None
+            node = node.func.value
+        else:
+            return None
+        is_element = True
+    return dotted_name(node) if is_element else None
+
+
+def _method_of_element(function: FunctionModel, call: Call) -> FunctionScope | None:
+    """Return the method that is called on an element, by the one class that has it."""
+    scopes, scope = function.module.scopes, function.scope
+    if call.method is None or call.method not in scopes.by_name:
+        return None
+    if _container_of(call, function) is None:
+        return None
+    around = [scope] if scope.owner is None else [scope, *scope.owner.methods.values()]
+    made = {name for each in around for name in scopes.classes.keys() & each.words}
+    found = {scopes.method(scopes.classes[name], call.method) for name in made} - {None}
+    return found.pop() if len(found) == 1 else None
 
 
 def _on_what_is_handed_in(
@@ -132,13 +215,24 @@ def _on_what_is_handed_in(
 
 
 def _is_part_of(parameter: Values | None, kept: Values) -> bool:
-    """Tell whether the parameter, which nothing else is bound to, is part of all that is kept."""
+    """Tell whether the parameter, which nothing else is bound to, is part of all that is kept.
+
+    So it is where what is kept are its elements.
+    """
     if parameter is None or len(parameter) != 1:
         return False
     (value,) = parameter
     if value.origin is not Origin.ARGUMENT:
         return False
-    return all(value.site in stored.carries for stored in kept)
+    return all(
+        value.site in stored.carries
+        or (
+            stored.origin is Origin.ELEMENT
+            and stored.kind in {Kind.UNKNOWN, Kind.HISTORY}
+            and value.site in stored.mentions
+        )
+        for stored in kept
+    )
 
 
 def _outlives(

@@ -24,7 +24,8 @@ def proves_graph(backward: Backward, at: Store | Call, kept: Values, how: StoreK
     apart = (backward.loops or at.loops) and not set(backward.loops) & set(at.loops)
     if apart or _exclude_each_other(backward, at):
         return False
-    if how is StoreKind.ACCUMULATE and at.mode in {GradMode.DISABLED, GradMode.UNKNOWN}:
+    # What is differentiated in the same mode shows that it records.
+    if how is StoreKind.ACCUMULATE and not records(at, how) and at.mode is not backward.mode:
         return False
     proven = frozenset[int]().union(*(value.implies for value in backward.values))
     proven |= implied_by_all(backward.values)

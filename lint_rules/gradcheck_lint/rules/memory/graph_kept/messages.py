@@ -118,6 +118,29 @@ def kept_by_callee(
     )
 
 
+def output_kept(
+    function: FunctionModel,
+    node: cst.CSTNode,
+    value: cst.CSTNode | None,
+    store: Store,
+    forwards: list[cst.CSTNode],
+) -> Violation:
+    """Say that what a model returned is stored with its graph, beside a training elsewhere."""
+    what = source_of(function.module, value) if value is not None else "an output of the model"
+    return Violation(
+        node,
+        f"`{store.target}` keeps {f'`{what}`' if value is not None else what} with its graph, "
+        "which nothing in this function differentiates, and nothing in this file takes it out: "
+        "the graphs stay in memory as long as it does",
+        Severity.WARNING,
+        "store it detached: `.detach()`, or compute it under `torch.no_grad()`",
+        (
+            *(((store.node, "it is kept here"),) if store.node is not node else ()),
+            (forwards[0], "it has a graph: the model is called with recording here"),
+        ),
+    )
+
+
 def _is_unread_until_freed(function: FunctionModel, store: Store, proof: Backward) -> bool:
     """Tell whether nothing can differentiate what is kept before backward() frees its graph."""
     if proof.retains_graph:

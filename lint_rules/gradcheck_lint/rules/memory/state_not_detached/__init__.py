@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from gradcheck_lint.analyses.hidden_effects import DETACHING, may_act_elsewhere
+from gradcheck_lint.analyses.source_text import source_of
 from gradcheck_lint.model.flow import Backward, Forward, GradMode
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name
 from gradcheck_lint.model.values import Kind, Value, Values, parts_of, through_all
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.memory.state_not_detached.kept_derivatives import kept_derivatives
 from gradcheck_lint.rules.memory.state_not_detached.recurrences import recurrences
 from gradcheck_lint.rules.memory.state_not_detached.states_on_self import state_kept_by
 from gradcheck_lint.rules.memory.state_not_detached.truncated_bptt import goes_into_next_window
@@ -40,6 +42,15 @@ class StateNotDetached(Rule):
                 "to the graphs of all calls before it, which stay in memory",
                 Severity.NOTE if found.is_renewed else Severity.WARNING,
                 f"keep the values alone: `{path} = {path}.detach()` before the next call",
+            )
+        for node in kept_derivatives(function):
+            yield Violation(
+                node,
+                f"`{source_of(function.module, node)}` adds derivatives with their graph "
+                "(create_graph=True) to what the object keeps: each call adds to the graphs of all "
+                "calls before it, which stay in memory",
+                Severity.WARNING,
+                "update the state under `torch.no_grad()`, or of what is detached",
             )
         if Part.BACKWARD not in function.scope.parts:
             return

@@ -17,6 +17,7 @@ from gradcheck_lint.rules.numerics.non_finite_gradient.edge_tests import compari
 from gradcheck_lint.rules.numerics.non_finite_gradient.pairwise_distances import (
     is_differentiated,
     roots_of_own_distances,
+    roots_of_squares,
 )
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -39,9 +40,7 @@ class NonFiniteGradient(Rule):
         if _handles_data(function):
             return
         if function.module.mentions(b"sqrt", b"0.5"):
-            roots = list(roots_of_own_distances(function))
-            if roots and is_differentiated(function):
-                yield from itertools.starmap(_root, roots)
+            yield from _roots(function)
         scopes = function.module.scopes
         bound = assignments(function.scope)
         for node in body_of(function.scope):
@@ -72,6 +71,16 @@ class NonFiniteGradient(Rule):
                     break
 
 
+def _roots(function: FunctionModel) -> Iterator[Violation]:
+    """Yield the roots of what is zero, or may be, in a function that is differentiated."""
+    own = list(roots_of_own_distances(function))
+    told = {id(node) for node, _ in own}
+    others = [node for node in roots_of_squares(function) if id(node) not in told]
+    if (own or others) and is_differentiated(function):
+        yield from itertools.starmap(_root, own)
+        yield from (_of_squares(function, node) for node in others)
+
+
 def _root(node: cst.CSTNode, points: str) -> Violation:
     return Violation(
         node,
@@ -79,6 +88,16 @@ def _root(node: cst.CSTNode, points: str) -> Violation:
         "derivative, which backward multiplies by zero, so the gradient is NaN there",
         Severity.WARNING,
         "add a small number under the root, or clamp it; torch.cdist sees to it by itself",
+    )
+
+
+def _of_squares(function: FunctionModel, node: cst.CSTNode) -> Violation:
+    return Violation(
+        node,
+        f"`{source_of(function.module, node)}` has an infinite derivative where all that is "
+        "squared is zero, and nothing keeps it away from there: the gradient is NaN then",
+        Severity.NOTE,
+        "add a small number under the root, or clamp it",
     )
 
 

@@ -1,4 +1,4 @@
-"""Find roots of the distances of points to themselves, whose derivative is infinite."""
+"""Find roots whose derivative is infinite: of distances to oneself, of variances and squares."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import libcst as cst
 
 from gradcheck_lint.model.function_class import assignments, body_of
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.syntax import dotted_name, integer, is_none, positional
+from gradcheck_lint.model.syntax import dotted_name, integer, is_none, positional, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gradcheck_lint.model.module import FunctionModel
 
-__all__ = ["is_differentiated", "roots_of_own_distances"]
+__all__ = ["is_differentiated", "roots_of_own_distances", "roots_of_squares"]
 
 _SQUARE: Final = 2
 
@@ -34,6 +34,33 @@ def roots_of_own_distances(function: FunctionModel) -> Iterator[tuple[cst.CSTNod
         points = _points(difference)
         if points is not None:
             yield node, points
+
+
+def roots_of_squares(function: FunctionModel) -> Iterator[cst.CSTNode]:
+    """Yield the roots of variances and of sums of squares that nothing keeps away from zero."""
+    bound = assignments(function.scope)
+    for node in body_of(function.scope):
+        if type(node) is not cst.Call and type(node) is not cst.BinaryOperation:
+            continue
+        under = _resolved(_under_root(node), bound)
+        if under is None or _is_cut(under):
+            continue
+        squares = _resolved(_summed(under), bound)
+        if _method(under)[0] == "var" or (squares is not None and _is_square(squares)):
+            yield node
+
+
+def _is_cut(node: cst.BaseExpression) -> bool:
+    return any(
+        isinstance(each, cst.Name) and each.value in {"detach", "data"} for each in walk(node)
+    )
+
+
+def _is_square(node: cst.BaseExpression) -> bool:
+    """Return whether this is ``x ** 2``, ``x.pow(2)``, ``x.square()`` or ``x * x``."""
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
+        return node.left.deep_equals(node.right)
+    return _squared(node) is not None
 
 
 def is_differentiated(function: FunctionModel) -> bool:

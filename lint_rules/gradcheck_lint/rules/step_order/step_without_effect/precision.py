@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from gradcheck_lint.analyses.callers import expressions_given
 from gradcheck_lint.analyses.layers import called_function
-from gradcheck_lint.analyses.object_uses import argument_for
-from gradcheck_lint.model.flow import Call
 from gradcheck_lint.model.function_class import returns
 from gradcheck_lint.model.knowledge import SAME_MODULE_METHODS
 from gradcheck_lint.model.name_sources import sources_of
@@ -147,7 +146,7 @@ def _given(path: str, function: FunctionModel, depth: int) -> Iterator[Bits | st
     for value in _assigned(path, scope):
         yield _itself(value, path) or _of_model(value, function, depth + 1)
     if path in scope.parameters:
-        for caller, value in _handed_in(path, function):
+        for caller, value in expressions_given(function, path):
             yield _of_model(value, caller, depth + 1)
 
 
@@ -176,17 +175,3 @@ def _converted(path: str, function: FunctionModel) -> Iterator[Bits | None]:
         made = _conversion(node, function)
         if dotted_name(node.func.value) == path and (made is not None or _is_wider(node)):
             yield made
-
-
-def _handed_in(
-    name: str, function: FunctionModel
-) -> Iterator[tuple[FunctionModel, cst.BaseExpression]]:
-    """Yield what each call in the file gives a parameter."""
-    for caller in list(function.module.functions()):
-        for event in caller.events():
-            if not isinstance(event, Call) or event.function is not function.scope:
-                continue
-            if isinstance(event.node, cst.Call):
-                value = argument_for(name, event.node, function.scope)
-                if value is not None:
-                    yield caller, value

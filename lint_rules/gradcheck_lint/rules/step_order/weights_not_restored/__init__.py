@@ -19,6 +19,7 @@ from gradcheck_lint.model.syntax import (
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.step_order.weights_not_restored.weight_writes import (
     Write,
+    replaces_itself,
     writes_in,
 )
 from gradcheck_suite import catalogue
@@ -42,7 +43,7 @@ class WeightsNotRestored(Rule):
         if not module.mentions(b"backward") or isinstance(scope.node, cst.Module):
             return
         if not _may_replace(module):
-            return
+            return  # nothing has to be read for that
         written = writes_in(function)
         if not written:
             return
@@ -70,7 +71,13 @@ class WeightsNotRestored(Rule):
 
 
 def _may_replace(module: ModuleModel) -> bool:
-    return module.mentions(b"copy_(", b".data =", b"load_state_dict", b"copy_to(", b"_shadow(")
+    """Return whether some function of the file copies what is kept into weights."""
+    if not module.mentions(b"copy_(", b".data =", b"load_state_dict", b"copy_to(", b"_shadow("):
+        return False
+    key = "weights are replaced by what is kept"
+    if key not in module.memo:
+        module.memo[key] = any(map(replaces_itself, list(module.functions())))
+    return bool(module.memo[key])
 
 
 class _Regions:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gradcheck_lint.model.module import FunctionModel
     from gradcheck_lint.model.scopes import ClassScope, FunctionScope
 
-__all__ = ["Write", "writes_in"]
+__all__ = ["Write", "replaces_itself", "writes_in"]
 
 _MOST_CALLS: Final = 3
 _AVERAGE: Final = re.compile(
@@ -50,6 +50,13 @@ class Write(NamedTuple):
     called: FunctionScope | None = None
 
 
+def replaces_itself(function: FunctionModel) -> bool:
+    """Return whether a function copies what is kept into weights, by its text alone."""
+    return not _BY_NAME.isdisjoint(function.scope.words) or any(
+        write.is_kept for write in _direct(function)
+    )
+
+
 def writes_in(function: FunctionModel, depth: int = 0) -> list[Write]:
     """Return what replaces weights of objects that a function has from outside."""
     key = ("weights that a function writes", id(function.scope))
@@ -70,14 +77,10 @@ def _direct(function: FunctionModel) -> Iterator[Write]:
             yield from _in_loop(node, function)
         elif isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
             owner = dotted_name(node.func.value)
-            words = {each.value for arg in node.args for each in walk(arg) if _is_name(each)}
+            words = {each.value for argument in node.args for each in _names(argument)}
             if node.func.attr.value == "load_state_dict" and owner and _may_be_model(owner):
                 is_kept = any(map(_AVERAGE.search, words))
                 yield Write(node, owner, is_of_object=False, is_kept=is_kept)
-
-
-def _is_name(node: cst.CSTNode) -> bool:
-    return isinstance(node, cst.Name)
 
 
 def _may_be_model(path: str) -> bool:
@@ -87,7 +90,7 @@ def _may_be_model(path: str) -> bool:
 def _in_loop(loop: cst.For, function: FunctionModel) -> Iterator[Write]:
     """Yield the write of a loop over weights, if it copies something that is kept into them."""
     written = [name for node in walk(loop.body) for name in _copied_into(node)]
-    sources = {name.value for node in walk(loop.body) for name in _names(node)}
+    sources = {name.value for name in _names(loop.body)}
     for name, iterated in _targets(loop):
         if name not in written:
             continue
@@ -104,8 +107,7 @@ def _in_loop(loop: cst.For, function: FunctionModel) -> Iterator[Write]:
 
 
 def _names(node: cst.CSTNode) -> Iterator[cst.Name]:
-    if isinstance(node, cst.Name):
-        yield node
+    return (each for each in walk(node) if isinstance(each, cst.Name))
 
 
 def _copied_into(node: cst.CSTNode) -> Iterator[str]:
