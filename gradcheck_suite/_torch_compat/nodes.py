@@ -38,7 +38,9 @@ __all__ = [
     "node_metadata",
     "node_output_types",
     "node_sequence_number",
+    "number_of",
     "read_saved",
+    "reduces_to_mean",
     "saved_as",
     "saved_attribute_names",
     "saved_attributes",
@@ -519,3 +521,21 @@ def keeps_its_size(node: Node) -> bool:
     before = getattr(node, "_saved_self_sym_sizes", None)
     outputs: Sequence[Any] = getattr(node, "_input_metadata", ())
     return len(outputs) == 1 and before is not None and tuple(outputs[0].shape) == tuple(before)
+
+
+def number_of(node: Node) -> float | None:
+    """Return the Python number of a product or quotient (torch 2.13); None for a tensor.
+
+    Numbers are saved past all saved-tensors hooks.
+    """
+    number = getattr(node, "_saved_other", None)
+    return abs(float(number)) if isinstance(number, torch.Tensor) and not number.dim() else None
+
+
+def reduces_to_mean(node: Node) -> bool:
+    """Return whether the loss that made this node is a mean (torch 2.13), so where not told."""
+    return int(getattr(node, "_saved_reduction", _MEAN)) == _MEAN
+
+
+_MEAN = 1
+"""How torch numbers ``reduction="mean"``: none is 0, a sum 2."""

@@ -18,6 +18,7 @@ from gradcheck_suite.auditing.detectors.connectivity.frozen_leaves import Frozen
 from gradcheck_suite.auditing.detectors.connectivity.grad_read_on_non_leaf import (
     GradReadOnNonLeafDetector,
 )
+from gradcheck_suite.auditing.detectors.connectivity.masked_rows import MaskedRowsDetector
 from gradcheck_suite.auditing.detectors.connectivity.nothing_loaded import NothingLoadedDetector
 from gradcheck_suite.auditing.detectors.connectivity.parameter_without_gradient import (
     ParameterWithoutGradientDetector,
@@ -101,6 +102,7 @@ from gradcheck_suite.auditing.detectors.step_order.step_without_backward import 
 from gradcheck_suite.auditing.detectors.step_order.step_without_effect import (
     StepWithoutEffectDetector,
 )
+from gradcheck_suite.auditing.detectors.step_order.uneven_means import UnevenMeansDetector
 from gradcheck_suite.auditing.detectors.step_order.uneven_window import UnevenWindowDetector
 from gradcheck_suite.auditing.detectors.step_order.weights_not_restored import (
     WeightsNotRestoredDetector,
@@ -151,6 +153,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         scaled,
         ZeroGradMisplacedDetector(recorder, windows),
         without_backward,
+        UnevenMeansDetector(recorder, windows),
         UnevenWindowDetector(windows, leaves, without_backward),
         ClipMisplacedDetector(windows, scaled),
         ScalerMisuseDetector(windows, scaled),
@@ -174,6 +177,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         PerturbationLeftDetector(recorder, windows),
         DeclaredFrozenDetector(recorder),
         FrozenParameterDetector(windows, names),
+        MaskedRowsDetector(recorder, windows, leaves, names),
         FrozenStatisticsDetector(names),
         FrozenLeavesDetector(windows, leaves),
         GradReadOnNonLeafDetector(),

@@ -9,7 +9,7 @@ the tangent and do not say so.
 from __future__ import annotations
 
 import math
-import traceback
+import sys
 import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 from gradcheck_suite import catalogue
+from gradcheck_suite._torch_compat import around_custom_functions, custom_function_class
 from gradcheck_suite.findings import Finding
 from gradcheck_suite.verification.diagnosis.function_isolation import FORWARD_MODE, wrong_functions
 from gradcheck_suite.verification.diagnosis.function_source import returned_place
@@ -39,8 +40,8 @@ from gradcheck_suite.verification.target.tree import leaves_with_paths
 from gradcheck_suite.verification.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from types import FrameType
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import CodeType, FrameType, TracebackType
 
     from gradcheck_suite.verification.numerics.evaluation_point import Point
 
@@ -74,10 +75,11 @@ def _compared(state: CheckState) -> StageResult:
     directions = {
         variable: state.context.direction(0, variable) for variable in state.context.variables
     }
+    last = _LastApplied()
     try:
-        together = _pushed(state, point, directions)
+        together = _pushed(state, point, directions, last)
     except Exception as error:  # noqa: BLE001 - an op without forward mode, or a wrong jvp
-        return _refused(error)
+        return _refused(error, last)
     if not _differing(state, point, directions, together):
         return StageResult(covered=(f"{FORWARD_MODE} reverse mode",))
     comparison = _Comparison(state)
@@ -89,13 +91,37 @@ def _compared(state: CheckState) -> StageResult:
     return comparison.result()
 
 
-def _pushed(state: CheckState, point: Point, directions: Mapping[int, torch.Tensor]) -> list[float]:
+class _LastApplied:
+    """The custom Function that was applied last, and where: its jvp runs right after its forward.
+
+    Attributes:
+        function: its class.
+        place: the code that applied it, and the offset in there.
+    """
+
+    function: type | None = None
+    place: tuple[CodeType, int] | None = None
+
+    def note(self, function: type, _inputs: object, proceed: Callable[[], Any]) -> Any:
+        """Run the forward of a Function; the frames around it tell who has applied it."""
+        result = proceed()
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - tracebacks have no other
+        while frame is not None and _is_between(frame):
+            frame = frame.f_back
+        self.function = function
+        self.place = None if frame is None else (frame.f_code, frame.f_lasti)
+        return result
+
+
+def _pushed(
+    state: CheckState, point: Point, directions: Mapping[int, torch.Tensor], last: _LastApplied
+) -> list[float]:
     """Return ``<cotangent, J direction>`` of each output by forward mode.
 
     Variables without a direction get a tangent of zeros, so that every call takes the same way.
     """
     cotangents = state.context.cotangents(point, 0)
-    with forward_ad.dual_level():
+    with forward_ad.dual_level(), around_custom_functions(last.note):
         values = []
         for index, (variable, value) in enumerate(
             zip(state.subject.variables, point.values, strict=True)
@@ -198,10 +224,11 @@ class _Comparison:
         """Compare the modes where one variable moves alone."""
         context = self._state.context
         alone = {variable: direction}
+        last = _LastApplied()
         try:
-            pushed = _pushed(self._state, context.point, alone)
+            pushed = _pushed(self._state, context.point, alone, last)
         except Exception as error:  # noqa: BLE001 - the user's function, which ran with all
-            refused = _refused(error)
+            refused = _refused(error, last)
             self._findings += refused.findings
             self._not_covered += refused.not_covered
             return
@@ -291,7 +318,7 @@ class _Comparison:
             return False
         alone = {variable: self._state.context.direction(0, variable)}
         try:
-            pushed = _pushed(self._state, point, alone)
+            pushed = _pushed(self._state, point, alone, _LastApplied())
             return output not in _differing(self._state, point, alone, pushed)
         except Exception:  # noqa: BLE001 - the user's function may fail off the given point
             return False
@@ -369,9 +396,9 @@ def _lost_tangent(state: CheckState) -> str:
     return f"{name} hands no tangent on, or a wrong one, and does not raise"
 
 
-def _refused(error: Exception) -> StageResult:
+def _refused(error: Exception, last: _LastApplied) -> StageResult:
     """Tell what has no forward mode, or can't go with it, from a jvp that fails."""
-    failed = None if isinstance(error, NotImplementedError) else _failed_jvp(error)
+    failed = None if isinstance(error, NotImplementedError) else _failed_jvp(error, last)
     if failed is None:
         return StageResult(not_covered=(f"forward mode: {one_line(error)}",))
     function, line = failed
@@ -393,31 +420,50 @@ def _refused(error: Exception) -> StageResult:
     return StageResult(findings=(finding,))
 
 
-def _failed_jvp(error: Exception) -> tuple[type, int | None] | None:
+def _failed_jvp(error: Exception, last: _LastApplied) -> tuple[type, int | None] | None:
     """Return the Function whose jvp an error comes of, and the line that raised.
 
-    torch runs jvp right after forward, within ``apply``. What is raised there and in no Python
-    frame further in is what torch has to say of the tangents that jvp returned: no line raised.
+    torch runs jvp right after forward, within ``apply``, which is no frame of Python's in each
+    version. What is raised there and in no Python frame further in is what torch has to say of the
+    tangents that jvp returned: no line raised.
     """
-    frames = list(traceback.walk_tb(error.__traceback__))
-    for place, (frame, _) in enumerate(frames):
-        function = _applied(frame)
-        if function is None or not _defines_jvp(function):
-            continue
-        inner = next((one for one in frames[place + 1 :] if not _is_of_torch(one[0])), None)
-        if inner is None:
-            return function, None
-        if inner[0].f_code in method_codes(function, "jvp"):
-            return function, inner[1]
-    return None
-
-
-def _applied(frame: FrameType) -> type | None:
-    """Return the custom Function whose ``apply`` a frame runs."""
-    if not _is_of_torch(frame) or frame.f_code.co_name != "apply":
+    entries = list(_entries(error.__traceback__))
+    for number, (frame, _, _) in enumerate(entries):
+        function = _runs_jvp(frame)
+        inner = next((one for one in entries[number + 1 :] if not _is_of_torch(one[0])), None)
+        if function is not None and inner is not None:
+            return (function, inner[1]) if _is_jvp(function, inner[0]) else None
+    innermost = next((one for one in reversed(entries) if not _is_between(one[0])), None)
+    function = last.function
+    if function is None or innermost is None or not _defines_jvp(function):
         return None
-    function = frame.f_locals.get("cls")
-    return function if isinstance(function, type) else None
+    return (function, None) if (innermost[0].f_code, innermost[2]) == last.place else None
+
+
+def _entries(entry: TracebackType | None) -> Iterator[tuple[FrameType, int, int]]:
+    """Yield frame, line and offset of each entry of a traceback, outermost first."""
+    while entry is not None:
+        yield entry.tb_frame, entry.tb_lineno, entry.tb_lasti
+        entry = entry.tb_next
+
+
+def _runs_jvp(frame: FrameType) -> type | None:
+    """Return the custom Function whose jvp torch calls in this frame."""
+    if not _is_of_torch(frame) or frame.f_code.co_name != "apply_jvp":
+        return None
+    return custom_function_class(frame.f_locals.get("self"))
+
+
+def _is_jvp(function: type, frame: FrameType) -> bool:
+    return frame.f_code in method_codes(function, "jvp")
+
+
+def _is_between(frame: FrameType) -> bool:
+    """Return whether a frame stands between who applies a Function and its forward."""
+    return _is_of_torch(frame) or frame.f_globals.get("__name__") in _BETWEEN
+
+
+_BETWEEN = (around_custom_functions.__module__, __name__)
 
 
 def _is_of_torch(frame: FrameType) -> bool:

@@ -235,3 +235,46 @@ def norm_of_the_critic_measured_in_the_generator_update():
         (-critic(generator(x)).mean()).backward()
         clip_grad_norm_(critic.parameters(), float("inf"))
         first.step()
+
+
+def critic_and_actor(*, clip_in_actor_update):
+    """Update a critic, and in every other turn an actor, whose loss does not reach the critic."""
+    critic, critic_optimizer = setup()
+    actor, actor_optimizer = setup()
+    for number, (x, y) in enumerate(data(10)):
+        critic_optimizer.zero_grad()
+        mse(critic, x, y).backward()
+        clip_grad_norm_(critic.parameters(), 1.0)
+        critic_optimizer.step()
+        if number % 2:
+            with torch.no_grad():
+                advantage = y - critic(x)
+            actor_optimizer.zero_grad()
+            (actor(x) * advantage).mean().backward()
+            clip_in_actor_update(actor, critic)
+            actor_optimizer.step()
+
+
+@buggy("GCS304")
+def actor_update_clips_what_the_critic_has_used():
+    def clip(_actor, critic):
+        clip_grad_norm_(critic.parameters(), 1.0)  # <- here
+
+    critic_and_actor(clip_in_actor_update=clip)
+
+
+@clean
+def actor_update_clips_both():
+    def clip(actor, critic):
+        clip_grad_norm_([*actor.parameters(), *critic.parameters()], 1.0)
+
+    critic_and_actor(clip_in_actor_update=clip)
+
+
+@clean
+def actor_update_measures_the_critic():
+    def clip(actor, critic):
+        clip_grad_norm_(critic.parameters(), float("inf"))
+        clip_grad_norm_(actor.parameters(), 1.0)
+
+    critic_and_actor(clip_in_actor_update=clip)

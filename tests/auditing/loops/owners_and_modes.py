@@ -629,3 +629,27 @@ def group_that_is_empty_as_nothing_belongs_to_it():
     judge = nn.Linear(3, 1).eval()
     groups = [{"params": weights}, {"params": [], "weight_decay": 0.0}]
     there_and_back(torch.optim.SGD(groups, lr=0.01), there, back, judge)
+
+
+def made_again_for_each_epoch(parameters_of):
+    """Train two layers with an optimizer that is made anew, with groups of their own."""
+    there, back = nn.Linear(4, 3), nn.Linear(3, 4)
+    rest = parameters_of(back)
+    for _ in range(3):
+        groups = [{"params": there.parameters()}, {"params": rest, "lr": 0.1}]
+        optimizer = torch.optim.Adam(groups, lr=0.01)
+        for x, _ in data():
+            for layer in (there, back):
+                layer.zero_grad()
+            nn.functional.mse_loss(back(there(x)), x).backward()
+            optimizer.step()  # <- here
+
+
+@buggy("GCS307")
+def group_that_is_used_up_when_its_optimizer_is_made_again():
+    made_again_for_each_epoch(lambda layer: filter(torch.is_tensor, layer.parameters()))
+
+
+@clean
+def group_that_is_a_list_when_its_optimizer_is_made_again():
+    made_again_for_each_epoch(lambda layer: list(layer.parameters()))

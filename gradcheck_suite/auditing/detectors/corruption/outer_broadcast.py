@@ -111,11 +111,15 @@ class OuterBroadcastDetector:
             _finding(site, loss) for site, loss in self._losses.items() if loss.count >= _ENOUGH
         ]
 
-    def _before_backward(self, event: BackwardStarted) -> None:
-        if not is_looked_at(self._recorder.state.iteration):
-            return
-        if event.site not in self._losses and len(self._losses) >= _MOST_LINES:
-            return
+    def _before_backward(self, event: BackwardStarted) -> int | None:
+        iteration = self._recorder.state.iteration
+        if not is_looked_at(iteration):
+            return 1 << iteration.bit_length()
+        if event.site in self._losses or len(self._losses) < _MOST_LINES:
+            self._look(event)
+        return None
+
+    def _look(self, event: BackwardStarted) -> None:
         pair = _pair_under(event.roots)
         if pair is not None:
             loss = self._losses.setdefault(event.site, _Loss(pair))

@@ -1,10 +1,11 @@
 """Clipping that does not do what it is there for.
 
 After the step, or before the backward, it clips what no step will read; on an iterator that is used
-up, nothing at all; on the parameters of another network, through which the loss has gone, what is
-cleared before any step; on each micro-batch of a window, the running sum again and again; before
-``unscale_``, gradients that are still multiplied by the loss scale. It is a note where an
-optimizer's gradients are also clipped in the right place. A limit of infinity measures.
+up, nothing at all; on the parameters of another network, what is cleared before any step, where the
+loss has gone through it, or what a step has used; on each micro-batch of a window, the running sum
+again and again; before ``unscale_``, gradients that are still
+multiplied by the loss scale. It is a note where an optimizer's gradients are also clipped in the
+right place. A limit of infinity measures.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.detectors.accumulation_windows import (
+    AccumulationWindow,
+)
 from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.gradients import is_zero
 from gradcheck_suite.auditing.events import (
@@ -27,22 +31,21 @@ from gradcheck_suite.auditing.events import (
 from gradcheck_suite.findings import Finding, Severity
 
 if TYPE_CHECKING:
-    from gradcheck_suite.auditing.detectors.accumulation_windows import (
-        AccumulationWindow,
-        AccumulationWindows,
-    )
+    from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindows
     from gradcheck_suite.auditing.detectors.step_order.scaled_losses import ScaledLosses
     from gradcheck_suite.auditing.events import Subscriptions
 
 __all__ = ["ClipMisplacedDetector"]
 
-_Wrong: TypeAlias = Literal["after", "before", "nothing", "others", "discarded", "each", "scaled"]
+_Wrong: TypeAlias = Literal[
+    "after", "before", "nothing", "others", "discarded", "used", "each", "scaled"
+]
 
 _ENOUGH = 2
 """Clippings of one line that came to nothing before it is told. Chosen: the least that shows it
 goes on; what happens once may be meant."""
 
-_APART: frozenset[_Wrong] = frozenset({"discarded", "each", "scaled"})
+_APART: frozenset[_Wrong] = frozenset({"discarded", "used", "each", "scaled"})
 """What clipping in the right place elsewhere does not make up for."""
 
 _OF_SCALE = 1e-2
@@ -59,6 +62,7 @@ class _Clip:
         last: the number of the last of them; -1 for none.
         user: the name of an optimizer that has used that backward's gradients and had none of its
             own clipped, and where it stepped.
+        waiting: the window of the one optimizer whose gradients waited for a step at that time.
     """
 
     site: CallSite | None
@@ -67,6 +71,7 @@ class _Clip:
     fills: int
     last: int = -1
     user: tuple[str, CallSite | None] | None = None
+    waiting: weakref.ref[AccumulationWindow] | None = None
 
 
 @dataclass(slots=True)
@@ -147,11 +152,20 @@ class ClipMisplacedDetector:
                 kind = self._judge(window, event)
                 last = window.fills[-1].number if window.fills else -1
                 clip = _Clip(event.site, event.function, kind, len(window.fills), last)
+                if kind == "after":
+                    clip.waiting = self._waiting(window)
                 self._of(window).clips.append(clip)
                 anybody = True
         if given and not gradients and not anybody:
             self._of_nothing.append(_Clip(event.site, event.function, "others", 0))
         return Attention.AWAKE
+
+    def _waiting(self, window: AccumulationWindow) -> weakref.ref[AccumulationWindow] | None:
+        """Return the one window whose gradients wait for a step, if it is of other parameters."""
+        full = [each for each in self._windows.all() if each.fills]
+        return (
+            weakref.ref(full[0]) if len(full) == 1 and full[0].ids.isdisjoint(window.ids) else None
+        )
 
     def _judge(self, window: AccumulationWindow, event: GradientsClipped) -> _Wrong | None:
         if not window.fills:
@@ -211,7 +225,10 @@ class ClipMisplacedDetector:
         used = {fill.number for fill in summary.fills}
         for other, seen in self._seen.items():
             for clip in seen.clips if other.ids.isdisjoint(window.ids) else ():
-                if clip.last in used:
+                is_waiting = clip.waiting is not None and clip.waiting() is window
+                if is_waiting:
+                    clip.kind = "used"
+                if is_waiting or clip.last in used:
                     clip.user = (type(event.optimizer).__name__, event.site)
 
     def _count(self, seen: _Seen, kind: _Wrong, clip: _Clip, event: StepFinished) -> None:
@@ -274,6 +291,9 @@ def _finding(occurrence: _Occurrence) -> Finding:
         "discarded": f"{function} clipped gradients of parameters that {name} does not own, which "
         f"were cleared before any step used them, and {name}.step() used unclipped ones of that "
         f"backward(), {times}; expected the parameters of {name}",
+        "used": f"{function} clipped gradients of parameters that {name} does not own, which "
+        f"another step had used already, and {name}.step() used unclipped ones, {times}; expected "
+        f"the parameters of {name}",
         "each": f"{function} ran after each of several backward() calls of one window, so that it "
         f"clipped the running sum again and again, {times} of {name}; expected it once, "
         "before the step",
@@ -286,6 +306,7 @@ def _finding(occurrence: _Occurrence) -> Finding:
         "nothing": "pass model.parameters() anew, or keep a list of them",
         "others": "pass the parameters that the optimizer owns",
         "discarded": "pass the parameters that the optimizer owns whose step comes next",
+        "used": "pass the parameters that the optimizer owns whose step comes next",
         "each": f"call {function} once, right before step()",
         "scaled": "call scaler.unscale_(optimizer) once, after the last backward() and before "
         "clipping; if it comes after clipping now, move it",
@@ -293,7 +314,7 @@ def _finding(occurrence: _Occurrence) -> Finding:
     entry = (
         catalogue.CLIP_BEFORE_UNSCALE if occurrence.kind == "scaled" else catalogue.CLIP_MISPLACED
     )
-    is_likely = occurrence.kind in {"discarded", "each"}
+    is_likely = occurrence.kind in {"discarded", "used", "each"}
     severity = Severity.WARNING if is_likely else Severity.ERROR
     doubts = ["they were also clipped in the right place"] if occurrence.elsewhere else []
     return Finding.of(

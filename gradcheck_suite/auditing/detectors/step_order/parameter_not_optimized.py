@@ -25,6 +25,7 @@ from gradcheck_suite.auditing.detectors.reachable_parameters import (
     leaves_after,
 )
 from gradcheck_suite.auditing.detectors.step_order.unowned_leaves import (
+    Emptied,
     MadeAnew,
     Maker,
     Passing,
@@ -114,7 +115,7 @@ class ParameterNotOptimizedDetector:
         self._stale: list[Stale] = []
         self._made_anew: list[MadeAnew] = []
         self._passing: dict[tuple[int, ...], Passing] = {}
-        self._emptied: dict[Maker, int] = {}
+        self._emptied: dict[Maker, Emptied] = {}
         # By the line of a backward: an optimizer whose step came next, and that it does not reach.
         self._next: dict[CallSite | None, Maker] = {}
         self._backward: CallSite | None = None
@@ -214,9 +215,25 @@ class ParameterNotOptimizedDetector:
         if backward is not None and all(each.reached_last != event.number for each in records):
             self._next.setdefault(backward, _maker(window, event.site))
         if any(not group["params"] for group in event.optimizer.param_groups):
-            self._emptied.setdefault(_maker(window, event.site), event.number)
+            emptied = Emptied(event.number, self._orphans(event.number))
+            maker = _maker(window, event.site)
+            known = self._emptied.setdefault(maker, emptied)
+            if len(known.orphans) < len(emptied.orphans):
+                self._emptied[maker] = emptied
         if self._scans < _MOST_SCANS and self._recorder.state.backwards:
             self._look(window, event, records)
+
+    def _orphans(self, step: int) -> tuple[str, ...]:
+        """Return what has a gradient in this step and was owned by optimizers that are no more."""
+        owned: set[int] = set().union(*(each.ids for each in self._windows.all()))
+        return tuple(
+            each.name or "a leaf"
+            for each in self._leaves.all()
+            if each.owners
+            and each.reached_last == step
+            and (leaf := each.reference()) is not None
+            and id(leaf) not in owned
+        )
 
     def _look(
         self, window: AccumulationWindow, event: StepFinished, records: list[LeafRecord]
@@ -409,8 +426,8 @@ class ParameterNotOptimizedDetector:
             *passing_findings(list(self._passing.values())),
             *(wasted_finding(site, group, self._next.get(site)) for site, group in wasted.items()),
             *(
-                empty_finding(maker, step)
-                for maker, step in self._emptied.items()
+                empty_finding(maker, emptied)
+                for maker, emptied in self._emptied.items()
                 if maker not in empty
             ),
         ]

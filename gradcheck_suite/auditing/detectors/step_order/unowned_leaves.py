@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Emptied",
     "MadeAnew",
     "Maker",
     "Passing",
@@ -110,6 +111,17 @@ class Unowned:
         if not record.after_owned and not is_meant:
             doubts.append(_BELOW if self.beside_trained else _APART)
         return tuple(doubts)
+
+
+@dataclass(frozen=True, slots=True)
+class Emptied:
+    """A step of an optimizer with a group of no parameters.
+
+    ``orphans`` are what had a gradient then and was owned by optimizers that are no more.
+    """
+
+    step: int
+    orphans: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -252,16 +264,30 @@ def passing_findings(passing: list[Passing]) -> list[Finding]:
     ]
 
 
-def empty_finding(maker: Maker, step: int) -> Finding:
+def empty_finding(maker: Maker, emptied: Emptied) -> Finding:
     """Return what is said of a group without parameters."""
+    orphans = emptied.orphans
+    number, them = _counted(len(orphans))
+    lost = (
+        f": {number} ({listed(orphans)}) that an earlier optimizer has trained still "
+        f"get{'s' if len(orphans) == 1 else ''} gradients, and no optimizer owns {them} any more"
+        if orphans
+        else ""
+    )
     return Finding.of(
         catalogue.PARAMETER_NOT_OPTIMIZED,
-        f"a group of {maker.kind} has no parameters; an iterator that was used up leaves it so",
+        f"a group of {maker.kind} has no parameters; an iterator that was used up leaves it "
+        f"so{lost}",
         detector="audit",
-        severity=Severity.NOTE,
+        severity=Severity.WARNING if orphans else Severity.NOTE,
         location=location_of(maker.site),
         hint=_USED_UP,
-        evidence={"count": 0, "step": step, "optimizer": maker.kind, "names": []},
+        evidence={
+            "count": len(orphans),
+            "step": emptied.step,
+            "optimizer": maker.kind,
+            "names": orphans,
+        },
     )
 
 
