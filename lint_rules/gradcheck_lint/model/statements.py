@@ -127,6 +127,7 @@ class StatementReader:
     ) -> None:
         kind = type(target)
         if kind is cst.Tuple or kind is cst.List:
+            self._note_gradients(target, source)
             bind_target(self._reading, target, values)
             return
         if type(target) is cst.Subscript:
@@ -136,15 +137,7 @@ class StatementReader:
         if type(target) is cst.Attribute:
             base = read(self._reading, target.value)
             if target.attr.value == "grad":
-                reading = self._reading
-                reading.recorder.event(
-                    ZeroGrad,
-                    target,
-                    reading.state.mode,
-                    values=base,
-                    clears=is_none(source),
-                    leaf=own_leaf(reading, target),
-                )
+                self._note_gradient(target, base, source)
             elif target.attr.value == "data":
                 mode = self._reading.state.mode
                 self._reading.recorder.event(SetData, target, mode, values=base)
@@ -159,6 +152,28 @@ class StatementReader:
             if type(source) in _GROWN and (self._reading.recorder.loops or "." in path):
                 self._note_growth(target, path, values, source)
             self._reading.bind(path, values)
+
+    def _note_gradients(self, target: cst.Tuple | cst.List, source: cst.BaseExpression) -> None:
+        """Note the gradients that are set by ``x.grad, y.grad = ...``."""
+        for element in target.elements:
+            inner = element.value
+            if isinstance(inner, (cst.Tuple, cst.List)):
+                self._note_gradients(inner, source)
+            elif type(inner) is cst.Attribute and inner.attr.value == "grad":
+                self._note_gradient(inner, read(self._reading, inner.value), source)
+
+    def _note_gradient(
+        self, target: cst.Attribute, base: Values, source: cst.BaseExpression
+    ) -> None:
+        reading = self._reading
+        reading.recorder.event(
+            ZeroGrad,
+            target,
+            reading.state.mode,
+            values=base,
+            clears=is_none(source),
+            leaf=own_leaf(reading, target),
+        )
 
     def _give_attribute(self, target: cst.Attribute, base: Values, values: Values) -> None:
         """Let an object have what is assigned to its attribute, under all its names."""
