@@ -101,6 +101,7 @@ class MaskedRowsDetector:
         self._found: list[tuple[str, int, _Masked]] = []
         self._before: list[tuple[Tensor, Tensor, Tensor]] = []
         self._since, self._is_looking = 0, False
+        self._next: int | None = None
 
     def subscriptions(self) -> Subscriptions:
         """Compare before and after a few steps."""
@@ -120,9 +121,9 @@ class MaskedRowsDetector:
         self._is_looking = is_looked_at(steps) and not ops_are_recorded()
         if self._is_looking:
             without_user_modes(self._look, event)
-        if steps < _FIRST_STEPS or not self._windows.is_alone():
-            return None
-        return event.number + (1 << steps.bit_length()) - steps
+        is_soon = steps < _FIRST_STEPS or not self._windows.is_alone()
+        self._next = None if is_soon else event.number + (1 << steps.bit_length()) - steps
+        return self._next
 
     def _look(self, event: StepStarted) -> None:
         followed = 0
@@ -162,12 +163,13 @@ class MaskedRowsDetector:
         some = known.rows.nonzero().flatten()[:_MOST_ROWS]
         self._before.append((parameter, some, parameter.detach()[some]))
 
-    def _end_step(self, _event: StepFinished) -> None:
+    def _end_step(self, _event: StepFinished) -> int | None:
         before, self._before = self._before, []
         if before:
             without_user_modes(self._compare, before)
         if self._is_looking:
             self._since = self._recorder.state.clock.tick()
+        return self._next
 
     def _compare(self, before: list[tuple[Tensor, Tensor, Tensor]]) -> None:
         for parameter, some, was in before:

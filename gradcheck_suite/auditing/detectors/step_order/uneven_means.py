@@ -84,6 +84,7 @@ class UnevenMeansDetector:
         self._recorder = recorder
         self._windows = windows
         self._means: list[_Mean] = []
+        self._backwards, self._is_accumulating = 0, False
         self._uneven: dict[CallSite | None, _Uneven] = {}
 
     def subscriptions(self) -> Subscriptions:
@@ -98,7 +99,9 @@ class UnevenMeansDetector:
         iteration = self._recorder.state.iteration
         if not is_looked_at(iteration):
             return 1 << iteration.bit_length()
-        if event.accumulates and len(self._means) < _MOST_BACKWARDS and not ops_are_recorded():
+        self._backwards += event.accumulates
+        looks = event.accumulates and self._is_accumulating and not ops_are_recorded()
+        if looks and len(self._means) < _MOST_BACKWARDS:
             for root in event.roots:
                 mean = without_user_modes(_mean_under, root, event.site)
                 if mean is not None:
@@ -107,6 +110,8 @@ class UnevenMeansDetector:
 
     def _end_step(self, event: StepFinished) -> int | None:
         means, self._means = self._means, []
+        # Values are read where the step before had several backwards alone.
+        self._is_accumulating, self._backwards = self._backwards > 1, 0
         if len(means) > 1 and len({mean.backward for mean in means}) == 1:
             self._compare(means, event)
         iteration = self._recorder.state.iteration
