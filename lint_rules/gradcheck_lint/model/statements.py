@@ -125,8 +125,7 @@ class StatementReader:
     def _assign(
         self, target: cst.BaseExpression, values: Values, source: cst.BaseExpression
     ) -> None:
-        kind = type(target)
-        if kind is cst.Tuple or kind is cst.List:
+        if isinstance(target, (cst.Tuple, cst.List)):
             self._note_gradients(target, source)
             bind_target(self._reading, target, values)
             return
