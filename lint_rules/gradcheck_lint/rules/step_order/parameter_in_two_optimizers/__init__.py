@@ -11,6 +11,7 @@ from gradcheck_lint.model.flow import Backward, Step, ZeroGrad
 from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.syntax import assigned_once, assigned_pairs, dotted_name, positional
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.step_order.parameter_in_two_optimizers.own_optimizers import set_apart
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -37,6 +38,7 @@ class ParameterInTwoOptimizers(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every optimizer whose model has another one's, where both step in a row."""
+        yield from _apart(function)
         if "step" not in function.scope.words:
             return
         made = _optimizers(function)
@@ -58,6 +60,23 @@ class ParameterInTwoOptimizers(Rule):
                     f"leave the parameters of `{shared}` out of one of them",
                     ((first.node, "the first step"), (second.node, "the second step")),
                 )
+
+
+def _apart(function: FunctionModel) -> Iterator[Violation]:
+    """Yield optimizers of a whole model of which some parameters have one of their own."""
+    if "parameters" not in function.scope.words or not function.module.mentions(b"Parameter("):
+        return
+    for found in set_apart(function):
+        names = ", ".join(f"`{name}`" for name in found.attributes)
+        if not any(_may_be_frozen(function, name) for name in found.attributes):
+            yield Violation(
+                found.whole,
+                f"{names} of this model has an optimizer of its own and is among all parameters "
+                "here as well: it is stepped, and decayed, by both in the same loop",
+                Severity.WARNING,
+                f"leave {names} out of this optimizer",
+                ((found.part, "the other optimizer"),),
+            )
 
 
 def _steps_in_a_row(events: list[Event]) -> Iterator[tuple[Step, Step]]:
