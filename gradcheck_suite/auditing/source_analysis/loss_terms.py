@@ -126,7 +126,7 @@ def left_out_of_derivative(frames: Sequence[FrameType]) -> dict[Cut, tuple[str, 
     """Return where recording was off for what ``autograd.grad`` is to differentiate by its inputs.
 
     Args:
-        frames: as for ``terms_of_loss``, while ``autograd.grad`` is about to run.
+        frames: as for ``terms_of_loss``, while ``autograd.grad`` runs.
 
     Returns:
         The lines that have switched recording off, with the variable of the input, and whether

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of, user_frames
 from gradcheck_suite.auditing.detectors.base import related
-from gradcheck_suite.auditing.events import Attention, BackwardStarted
+from gradcheck_suite.auditing.events import GradientsReturned
 from gradcheck_suite.auditing.source_analysis.loss_terms import left_out_of_derivative
 from gradcheck_suite.auditing.source_analysis.source import function_at
 from gradcheck_suite.findings import Finding, Location, Severity
@@ -39,19 +39,17 @@ class DerivativeLeftOutDetector:
 
     def subscriptions(self) -> Subscriptions:
         """Look at the first calls of each ``autograd.grad``."""
-        return {BackwardStarted: self._before_backward}
+        return {GradientsReturned: self._look_at}
 
-    def _before_backward(self, event: BackwardStarted) -> Attention | None:
-        if event.accumulates:
-            return None
-        looks = self._looks.get(event.site, 0)
+    def _look_at(self, event: GradientsReturned) -> None:
+        site = event.finished.site
+        looks = self._looks.get(site, 0)
         if looks >= _LOOKED_AT or (not looks and len(self._looks) >= _MOST_LINES):
-            return None
-        self._looks[event.site] = looks + 1
+            return
+        self._looks[site] = looks + 1
         frames = list(user_frames())
         for cut, (name, has_others) in left_out_of_derivative(frames).items() if frames else ():
-            self._found.setdefault(cut, (name, has_others, event.site))
-        return None
+            self._found.setdefault(cut, (name, has_others, site))
 
     def findings(self) -> list[Finding]:
         """Return one finding for each line that switches recording off."""
