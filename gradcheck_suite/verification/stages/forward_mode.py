@@ -451,7 +451,7 @@ def _runs_jvp(frame: FrameType) -> type | None:
     """Return the custom Function whose jvp torch calls in this frame."""
     if not _is_of_torch(frame) or frame.f_code.co_name != "apply_jvp":
         return None
-    return custom_function_class(frame.f_locals.get("self"))
+    return custom_function_class(frame.f_locals["self"])
 
 
 def _is_jvp(function: type, frame: FrameType) -> bool:

@@ -211,6 +211,8 @@ def _is_of_other_model(zero: Occurrence, step: Occurrence) -> bool:
     if not all(value.kind is Kind.OPTIMIZER for value in stepped):
         return False
     owned = frozenset[int]().union(*(value.holds for value in stepped)) - sites(stepped)
+    if not owned:
+        return False  # nothing is known of what it owns
     models = {
         value for bound in zero.owner.bindings.values() for value in bound if value.site in owned
     }
