@@ -9,6 +9,9 @@ from gradcheck_suite.auditing.detectors.accumulation_windows import Accumulation
 from gradcheck_suite.auditing.detectors.connectivity.constant_loss_term import (
     ConstantLossTermDetector,
 )
+from gradcheck_suite.auditing.detectors.connectivity.derivative_left_out import (
+    DerivativeLeftOutDetector,
+)
 from gradcheck_suite.auditing.detectors.connectivity.frozen_but_changed import (
     DeclaredFrozenDetector,
     FrozenParameterDetector,
@@ -189,6 +192,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         without_gradient,
         losses,
         ZeroDerivativeDetector(recorder),
+        DerivativeLeftOutDetector(),
         NonFiniteGradientDetector(recorder, names),
         UnusedGraphDetector(recorder),
         RetainGraphDetector(),

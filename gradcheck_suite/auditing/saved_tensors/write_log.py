@@ -68,6 +68,7 @@ class WriteLog:
             again; set by whoever was told, or None.
         listening: whether writes are the program's own now, and not an optimizer's.
         last: returns what the last write wrote into, where that may run again unnoted.
+        latest: the number of the last write that was noted; -1 for none.
     """
 
     def __init__(self, bus: EventBus, state: RunState) -> None:
@@ -77,6 +78,7 @@ class WriteLog:
         # By the address of the storage, the one written last at the end.
         self._writes: OrderedDict[int, list[Write]] = OrderedDict()
         self.last: Callable[[], object] = _nothing
+        self.latest = -1
         self._last_operation = ""
         self._last_site: CallSite | None = None
         self._last_moment: Moment | None = None
@@ -164,7 +166,7 @@ class WriteLog:
         elif len(writes) >= _KEPT_PER_STORAGE:
             del writes[0]
         known[storage] = writes
-        sequence = self._clock.tick()
+        sequence = self.latest = self._clock.tick()
         writes.append(_new_tuple(Write, (sequence, name, site, start, end)))
         if site is None or self._tells:
             self.last = _nothing
@@ -208,10 +210,6 @@ class WriteLog:
         for storage, writes in tuple(self._writes.items()):
             if writes[-1].sequence <= oldest:
                 del self._writes[storage]
-
-    def any_since(self, sequence: int) -> bool:
-        """Return whether anything was written to after ``sequence``."""
-        return bool(self._writes) and next(reversed(self._writes.values()))[-1].sequence > sequence
 
     def since(self, sequence: int, tensor: Any) -> list[Write]:
         """Return the writes into the memory of ``tensor`` after ``sequence``, oldest first.

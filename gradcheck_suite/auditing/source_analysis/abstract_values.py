@@ -107,6 +107,8 @@ class Value:
         factor: the product of the numbers that it was multiplied by last; None if not known.
         cuts: every cut on the way to it, those of constants that a live value is made with too.
         sources: the parameters that it depends on, by identity.
+        unrecorded: the lines that recording was switched off by, with the sources of what was
+            computed there, of which it depends smoothly: on a mask or an index nothing does.
         ancestors: the values that it was made of, by identity.
     """
 
@@ -122,6 +124,7 @@ class Value:
     factor: float | None = 1.0
     cuts: frozenset[Cut] = frozenset()
     sources: frozenset[int] = frozenset()
+    unrecorded: frozenset[tuple[Cut, int]] = frozenset()
     ancestors: frozenset[Value] = field(default=frozenset(), repr=False)
 
     def cut_by(self, cut: Cut) -> Value:
@@ -137,8 +140,13 @@ class Value:
             factor=self.factor,
             cuts=self.cuts | {cut},
             sources=self.sources,
+            unrecorded=self.unrecorded | {(cut, each) for each in self.sources if cut.under},
             ancestors=_with(self),
         )
+
+    def stepped(self) -> Value:
+        """Return it as what has no slope, such as a mask or indices."""
+        return replace(self.whole(), unrecorded=frozenset()) if self.unrecorded else self
 
     def number(self) -> float | None:
         """Return the number that it is, if that is known."""
@@ -169,6 +177,7 @@ def combined(values: Iterable[Value], *, callee: str | None = None) -> Value:
         callee=callee,
         cuts=frozenset().union(*(value.cuts for value in values)),
         sources=frozenset().union(*(value.sources for value in values)),
+        unrecorded=frozenset().union(*(value.unrecorded for value in values)),
         ancestors=frozenset().union(*(_with(value) for value in values if value.kind)),
     )
 
@@ -258,7 +267,13 @@ def joined(values: list[Value]) -> Value:
             return summed(parts)
     whole = combined(values)
     best = max(values, key=lambda value: value.kind)
-    return replace(best, cuts=whole.cuts, sources=whole.sources, ancestors=whole.ancestors)
+    return replace(
+        best,
+        cuts=whole.cuts,
+        sources=whole.sources,
+        unrecorded=whole.unrecorded,
+        ancestors=whole.ancestors,
+    )
 
 
 # Objects of the running program.

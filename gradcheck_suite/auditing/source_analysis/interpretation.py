@@ -104,6 +104,11 @@ _WITHOUT_MEMORY = frozenset(
         "_operator",
     }
 )
+_WITHOUT_SLOPE = ((CUTTING_METHODS | CUTTING_OF_TORCH | FLAT_METHODS) - {"detach", "detach_"}) | {
+    *("max", "min", "amax", "amin", "one_hot", "searchsorted", "bucketize")
+}
+"""What makes masks, indices and choices, or leaves torch; the extremes are what is taken off for
+numerical reasons."""
 _SCALING = frozenset({"scale", "scale_loss", "scale_gradients"})
 """What multiplies a loss by a number, and is a method of another object."""
 
@@ -400,7 +405,7 @@ class Scope:
             return self._thing_as_seen(value, seen, made_by)
         if value.cut is not None and value.cut.flat:
             return value
-        if seen.kind is Kind.LIVE and value.kind is not Kind.LIVE:
+        if seen.kind is Kind.LIVE and (seen.sources or value.kind is not Kind.LIVE):
             return replace(value, kind=Kind.LIVE, cut=None, sources=value.sources | seen.sources)
         if seen.kind is Kind.PLAIN and value.kind is Kind.LIVE:
             cut = value.cut_by(self._cut(made_by, f"`{_callee_text(made_by)}`"))
@@ -598,7 +603,7 @@ class Scope:
 
     def _of_compare(self, node: ast.Compare) -> Value:
         value = combined([self.value(part) for part in (node.left, *node.comparators)])
-        return value.cut_by(self._cut(node, "a comparison"))
+        return value.cut_by(self._cut(node, "a comparison")).stepped()
 
     def _of_boolop(self, node: ast.BoolOp) -> Value:
         return joined([self.value(each) for each in node.values])
@@ -681,6 +686,8 @@ class Scope:
             self.shared.differentiated.update([] if owner is None else [owner])
             return Value()
         value = self._called(node, name, owner, callee, given, named)
+        if name in _WITHOUT_SLOPE and value.items is None:
+            value = value.stepped()
         is_reduction = name in _REDUCING or name in _SAME_TERMS
         return value if value.callee or is_reduction else replace(value, callee=name)
 
@@ -733,7 +740,7 @@ class Scope:
             return self._of_library(node, name, given, named)
         if name in _SCALING and given:
             return given[0]
-        result = combined(values)
+        result = combined(values).stepped()
         if inspect.isclass(function) or (function is NOTHING and name[:1].isupper()):
             # An object made of these: its attributes may be them.
             items = {k: v for k, v in named.items() if v.kind}
@@ -848,7 +855,9 @@ class Scope:
             if name in FLAT_METHODS:
                 return owner.cut_by(self._flat(node, f"`.{name}()`"))
         if has_indices(node):
-            return container([result, result.cut_by(self._cut(node, "taking the indices"))])
+            return container(
+                [result, result.cut_by(self._cut(node, "taking the indices")).stepped()]
+            )
         if name in _SAME_TERMS:
             return replace(result, parts=owner.parts, callee=owner.callee)
         if name in _REDUCING:
@@ -926,7 +935,9 @@ class Scope:
         if name in _JOINING and first.items is not None:
             return self._listed(first)
         if has_indices(node):
-            return container([result, result.cut_by(self._cut(node, "taking the indices"))])
+            return container(
+                [result, result.cut_by(self._cut(node, "taking the indices")).stepped()]
+            )
         if name in _REDUCING:
             return reduced(replace(result, parts=first.parts))
         return self._arithmetic(node, name, given) or result

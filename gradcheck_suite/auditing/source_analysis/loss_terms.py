@@ -11,6 +11,9 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from torch import Tensor
+from torch.nn import Parameter
+
 from gradcheck_suite.auditing.call_sites import is_user_code, variables_of
 from gradcheck_suite.auditing.source_analysis.abstract_values import (
     Kind,
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.auditing.source_analysis.flow_cut import Cut  # noqa: TC004 - text alone
 
-__all__ = ["FollowedLoss", "LossTerm", "TermState", "terms_of_loss"]
+__all__ = ["FollowedLoss", "LossTerm", "TermState", "left_out_of_derivative", "terms_of_loss"]
 
 TermState: TypeAlias = Literal["live", "cut", "constant", "unknown"]
 
@@ -115,6 +118,42 @@ def terms_of_loss(frames: Sequence[FrameType]) -> FollowedLoss:
             parts = _parts([_loss_of_step(frame, shared)])
         terms = tuple(_term(part, parts, shared) for part in parts)
         return FollowedLoss(terms, shared.begins_at_zero)
+    finally:
+        shared.close()
+
+
+def left_out_of_derivative(frames: Sequence[FrameType]) -> dict[Cut, tuple[str, bool]]:
+    """Return where recording was off for what ``autograd.grad`` is to differentiate by its inputs.
+
+    Args:
+        frames: as for ``terms_of_loss``, while ``autograd.grad`` runs.
+
+    Returns:
+        The lines that have switched recording off, with the variable of the input, and whether
+        what is computed there depends on anything else that asks for gradients; of inputs that are
+        no parameters: what is computed of weights without recording is mostly a target.
+    """
+    inputs = {
+        id(thing): name
+        for name, thing in variables_of(frames[0]).items()
+        if issubclass(type(thing), Tensor) and not isinstance(thing, Parameter)
+    }
+    shared = Interpretation()
+    try:
+        call = _call_of(frames, shared, _CALLERS)
+        if call is None or not inputs:
+            return {}
+        given = dict(zip(("outputs", "inputs"), call.given, strict=False)) | call.named
+        root, by = given.get("outputs", Value()).whole(), given.get("inputs", Value()).whole()
+        found: dict[Cut, set[int]] = {}
+        for cut, source in root.unrecorded:
+            found.setdefault(cut, set()).add(source)
+        wanted = by.sources & set(inputs)
+        return {
+            cut: (inputs[min(sources & wanted)], not sources <= wanted)
+            for cut, sources in sorted(found.items(), key=lambda each: each[0].line)
+            if sources & wanted
+        }
     finally:
         shared.close()
 

@@ -67,8 +67,8 @@ class _Call:
         step: the last of these.
         size: the greatest element of the results that was seen.
         is_live: whether that is too great for rounding.
-        follower: the call that has gone through its graph: the next one of the same function,
-            without a graph of its own.
+        follower: the call that has gone through its graph, by all that is known: the next one in
+            its step with results of the same shapes and without a graph.
     """
 
     stack: tuple[CallSite, ...]
@@ -80,11 +80,6 @@ class _Call:
     size: float = 0.0
     is_live: bool = False
     follower: _Call | None = None
-
-    def follows(self, other: _Call) -> bool:
-        """Return whether it goes through the graph of another, by all that is known."""
-        same = self.stack[0][0] is other.stack[0][0] and self.stack[1:] == other.stack[1:]
-        return same and not self.creates_graph
 
     def is_zero(self, others: Iterable[_Call]) -> bool:
         """Return whether it has returned nothing but zeros, beside what others have returned."""
@@ -125,15 +120,16 @@ class ZeroDerivativeDetector:
         if call is None:
             return
         iteration = self._recorder.state.iteration
-        before = self._with_graph
-        if before is not None and before.step == iteration and call.follows(before):
-            before.follower = call
         if call.step != iteration:
             call.step = iteration
             call.turns += 1
             if not call.is_live and is_looked_at(call.turns - 1):
                 without_user_modes(_look, call, event.gradients)
-        self._with_graph = call if call.creates_graph and not call.is_live else None
+        before = self._with_graph
+        if call.creates_graph:
+            self._with_graph = None if call.is_live else call
+        elif before is not None and before.step == iteration and before.shapes == call.shapes:
+            before.follower, self._with_graph = call, None
 
     def _call_of(self, event: GradientsReturned) -> _Call | None:
         frames = [frame for frame, _ in zip(user_frames(), range(_CALLERS), strict=False)]

@@ -155,7 +155,7 @@ class PerturbationLeftDetector:
         if self._looked_at >= _LOOKED_AT:
             return None if self._followed else Attention.ASLEEP
         self._looked_at += 1
-        if not self._recorder.write_log.any_since(self._windows.stepped_at):
+        if self._recorder.write_log.latest <= self._windows.stepped_at:
             return None
         moved = [each for each in self._windows.all() if each.steps and self._follow(each)]
         return Attention.AWAKE if moved else None

@@ -117,7 +117,19 @@ def curvature(policy, divergence, x):
     return torch.autograd.grad(along, parameters)
 
 
-def natural_gradient(divergence, **options):
+def curvature_of_a_closure(policy, divergence, x):
+    parameters = [each for each in policy.parameters() if each.requires_grad]
+    first = torch.autograd.grad(divergence(policy, x), parameters, create_graph=True)  # <- here
+
+    def along(directions):
+        products = zip(first, directions, strict=True)
+        total = sum((each * direction).sum() for each, direction in products)
+        return torch.autograd.grad(total, parameters)
+
+    return along([torch.ones_like(each) for each in parameters])
+
+
+def natural_gradient(divergence, curvature=curvature, **options):
     policy, value = Policy(**options), nn.Linear(3, 1)
     optimizer = torch.optim.Adam(value.parameters())
     parameters = [each for each in policy.parameters() if each.requires_grad]
@@ -162,4 +174,13 @@ def test_the_curvature_of_a_divergence_from_itself_is_told(audited, only, line_o
 
 @pytest.mark.parametrize("spread", [False, True])
 def test_a_divergence_from_what_the_policy_was_has_a_curvature(audited, spread):
-    assert audited(lambda: natural_gradient(from_what_it_was, spread=spread)).findings == ()
+    for function in (curvature, curvature_of_a_closure):
+        session = audited(
+            lambda function=function: natural_gradient(from_what_it_was, function, spread=spread)
+        )
+        assert session.findings == ()
+
+
+def test_a_closure_that_goes_through_zeros_is_told_once(audited, only, line_of):
+    finding = only(audited(lambda: natural_gradient(from_itself, curvature_of_a_closure)), "GCS411")
+    assert finding.location.line == line_of(curvature_of_a_closure)
