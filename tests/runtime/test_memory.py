@@ -178,7 +178,12 @@ _ASKED_ELSEWHERE = {
     "auditing/saved_tensors/checksums.py": (
         "fingerprint, columns_of and same_content, its three ways in, ask"
     ),
+    "auditing/detectors/mode/initial_statistics.py::_is_unchanged": "what sample_of has copied",
     "auditing/detectors/step_order/missing_zero_grad_by_hand.py": "what sample_of has copied",
+    "auditing/detectors/step_order/perturbation_left.py": "what sample_of has copied",
+    "auditing/detectors/step_order/weights_not_restored.py": "what sample_of has copied",
+    "auditing/distributed/step_records.py::_bytes_of": "a fingerprint, which is a copy",
+    "auditing/distributed/step_records.py::_plain": "settings of an optimizer",
     "auditing/saved_tensors/pack_hooks.py::_take_fingerprint": (
         "few bytes, which an op has just read"
     ),

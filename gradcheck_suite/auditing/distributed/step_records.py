@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from gradcheck_suite._runtime.memory import is_readable
 from gradcheck_suite._torch_compat import (
     is_sharded,
     reduces_by_hook,
@@ -412,7 +413,7 @@ def _sum_of_group(sums: Sequence[int]) -> int:
 def _sum_of(tensor: Tensor | None) -> int:
     if tensor is None or not tensor.numel():
         return ABSENT
-    if is_sharded(tensor):
+    if is_sharded(tensor) or not is_readable(tensor):
         return UNKNOWN
     try:
         # On another rank, it may lie in memory in another order.

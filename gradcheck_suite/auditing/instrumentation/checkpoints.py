@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from gradcheck_suite._runtime.memory import is_readable
 from gradcheck_suite._torch_compat import (
     checkpoint_entry_points,
     dispatch_mode_is_active,
@@ -38,8 +39,9 @@ __all__ = ["CheckpointSource"]
 
 _FIRST = 64
 """Checkpoints that are looked at from the first on; of later ones those whose number is a power of
-two, and the next 15. A bound on cost: a look takes some ten microseconds."""
+two, and the next. A bound on cost: a look takes some ten microseconds."""
 _NEXT = 16
+"""How many are looked at from each power of two on. A bound on cost, as above."""
 _PARAMETERS = 256
 """Parameters, and buffers, of a checkpointed module whose versions are compared. A bound on
 cost."""
@@ -262,7 +264,7 @@ def _contents(modules: list[nn.Module], names: list[str]) -> dict[str, list[Tens
     if not names:
         return {}
     return {
-        name: [each.detach().reshape(-1)[:_SAMPLED].clone() for each in own]
+        name: [each.detach().reshape(-1)[:_SAMPLED].clone() for each in own if is_readable(each)]
         for name, own in _own_buffers(modules)
         if name in names
     }

@@ -174,7 +174,7 @@ class MaskedRowsDetector:
     def _compare(self, before: list[tuple[Tensor, Tensor, Tensor]]) -> None:
         for parameter, some, was in before:
             known = self._known[id(parameter)]
-            if not torch.equal(parameter.detach()[some], was):
+            if is_readable(parameter) and not torch.equal(parameter.detach()[some], was):
                 known.moved += 1
                 if known.moved == _ENOUGH:
                     record = self._leaves.of(parameter)

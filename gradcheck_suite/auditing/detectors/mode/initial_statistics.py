@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcheck_suite import catalogue
+from gradcheck_suite._runtime.memory import is_readable
 from gradcheck_suite._torch_compat import BATCH_NORMS
 from gradcheck_suite.auditing.call_sites import CallSite, call_site, location_of
 from gradcheck_suite.auditing.detectors.base import related
@@ -187,12 +188,11 @@ def _is_unchanged(module: nn.Module, before: Tensor) -> bool:
 
 
 def _are_initial(layers: list[nn.Module]) -> bool:
+    pairs = [(each.get_buffer("running_mean"), each.get_buffer("running_var")) for each in layers]
+    if not all(is_readable(mean) and is_readable(variance) for mean, variance in pairs):
+        return False
     with torch.no_grad():
-        asked = [
-            torch.eq(each.get_buffer("running_mean"), 0).all()
-            & torch.eq(each.get_buffer("running_var"), 1).all()
-            for each in layers
-        ]
+        asked = [torch.eq(mean, 0).all() & torch.eq(variance, 1).all() for mean, variance in pairs]
         return bool(torch.stack(asked).all())
 
 
