@@ -49,8 +49,8 @@ _MOST_ROWS = 64
 _FIRST_STEPS = 4
 """From this step on, powers of two alone are looked at: ``is_looked_at`` of ``leaf_records``."""
 
-_ZEROING = frozenset({"__setitem__", "zero_", "masked_fill_", "index_fill_", "fill_", "mul_"})
-"""In-place functions that set elements of a gradient to zero; clipping is none of them."""
+_ZEROING = frozenset({"__setitem__", "zero_", "masked_fill_", "index_fill_", "fill_"})
+"""In-place functions that set elements of a gradient to zero; clipping, which scales, is none."""
 
 
 @dataclass(slots=True)
@@ -204,7 +204,13 @@ def _masks(code: CodeType) -> bool:
         )
         if each.opname == "STORE_SUBSCR" or (is_product and loaded != "LOAD_CONST"):
             return True
-        if each.argval in _ZEROING or each.argval in {"where", "mul", "masked_fill", "index_fill"}:
+        if each.argval in _ZEROING or each.argval in {
+            "where",
+            "mul",
+            "mul_",
+            "masked_fill",
+            "index_fill",
+        }:
             return True
         loaded = each.opname
     return False
