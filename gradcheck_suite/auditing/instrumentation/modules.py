@@ -185,6 +185,7 @@ class ForwardSource(EventSource):
                     torch.is_grad_enabled(),
                     torch.is_inference_mode_enabled(),
                     call_site(),
+                    (*args, *kwargs.values()),
                 )
             )
             return result
