@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from gradcheck_suite import catalogue
@@ -23,6 +22,7 @@ from gradcheck_suite.auditing.detectors.base import Occurrences
 from gradcheck_suite.auditing.detectors.gradients import sample_of
 from gradcheck_suite.auditing.events import ForwardFinished
 from gradcheck_suite.auditing.object_names.tensor_names import local_name
+from gradcheck_suite.auditing.saved_tensors.write_log import Write
 from gradcheck_suite.auditing.user_modes import ops_are_recorded, without_user_modes
 from gradcheck_suite.findings import Finding
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.recorder import Recorder
-    from gradcheck_suite.auditing.saved_tensors.write_log import Write
 
 __all__ = ["InputWrittenInPlaceDetector"]
 
