@@ -68,7 +68,7 @@ class CaughtNode:
         node: the node, in a graph that is kept.
         function: the user's Function.
         given: the gradients that arrived, by number of the Function's output.
-        recording: what keeps the graph, which the node does not do on torch before 2.7.
+        recording: what keeps the graph alive, which on torch 2.6 to 2.10 the node does not do.
     """
 
     node: Node
