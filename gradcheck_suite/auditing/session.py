@@ -148,8 +148,6 @@ class Session:
 
     Attributes:
         place: moves the places of a finding to where its reader looks for them, or None.
-        configured_at: the user's line that has set up a library that trains, or None: what the
-            library makes by it, such as an optimizer, is said to be made there.
         ranks: tells with the other processes, where many train together.
     """
 
@@ -415,6 +413,10 @@ class Session:
 
     @property
     def configured_at(self) -> CallSite | None:
+        """The user's line that has set up a library that trains; None if none is known.
+
+        What the library makes by it, such as an optimizer, is said to be made there.
+        """
         return self._recorder.configured_at
 
     @configured_at.setter

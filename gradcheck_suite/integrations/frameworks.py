@@ -36,7 +36,7 @@ class Framework:
 LIGHTNING = Framework("Lightning", ("lightning.pytorch", "pytorch_lightning"), "lightning", (2, 0))
 TRANSFORMERS = Framework("Transformers", ("transformers",), "transformers", (4, 30))
 ACCELERATE = Framework("Accelerate", ("accelerate",), "accelerate", (0, 20))
-IGNITE = Framework("Ignite", ("ignite",), "ignite", (0, 4))
+IGNITE = Framework("Ignite", ("ignite.engine",), "ignite", (0, 4))
 
 
 def load(framework: Framework) -> ModuleType:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import Counter
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gradcheck_suite.auditing import Session, audit
@@ -12,7 +14,7 @@ from gradcheck_suite.reporting import concise
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import nn
 
@@ -37,7 +39,7 @@ class TrainingAudit:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
         self._session = audit(**self._options)
-        self._runs = False
+        self._unended: weakref.finalize[..., TrainingAudit] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the session: a copy, as in a process that is spawned, has its own."""
@@ -54,7 +56,7 @@ class TrainingAudit:
     @property
     def runs(self) -> bool:
         """Whether a training is audited now."""
-        return self._runs
+        return self._unended is not None
 
     def begin(self, model: nn.Module | None, *, configured_at: CallSite | None = None) -> None:
         """Audit what runs from here on.
@@ -64,12 +66,29 @@ class TrainingAudit:
             configured_at: the user's line that has set the training up, for what the framework
                 makes by it.
         """
-        if self._runs:
-            self.end()
+        self.end()
         self._session = audit(model, **self._options)
         self._session.configured_at = configured_at
         self._session.__enter__()
-        self._runs = True
+        # Where nobody tells of the end, as of an exception that a framework keeps to itself.
+        self._unended = weakref.finalize(self, self._session.__exit__, None, None, None)
+
+    @contextmanager
+    def around(
+        self,
+        model: nn.Module | None,
+        *,
+        configured_at: CallSite | None = None,
+        log: Callable[[dict[str, float]], object] | None = None,
+    ) -> Iterator[Session]:
+        """Audit what runs inside; the arguments are those of ``begin`` and ``end``."""
+        self.begin(model, configured_at=configured_at)
+        try:
+            yield self._session
+        except BaseException as error:
+            self.end(error, log=log)
+            raise
+        self.end(log=log)
 
     def end(
         self,
@@ -83,9 +102,9 @@ class TrainingAudit:
             error: what has ended the training, if anything has.
             log: given the counts of findings, for what the framework draws curves with.
         """
-        if not self._runs:
+        if self._unended is None or self._unended.detach() is None:
             return
-        self._runs = False
+        self._unended = None
         traceback = None if error is None else error.__traceback__
         try:
             self._session.__exit__(None if error is None else type(error), error, traceback)
@@ -109,6 +128,6 @@ def counts_of(report: Report) -> dict[str, float]:
     >>> counts_of(Report("gradcheck-suite audit"))
     {'gradcheck/errors': 0.0, 'gradcheck/warnings': 0.0, 'gradcheck/notes': 0.0}
     """
-    severities = {f"{each.value}s": report.count(each) for each in reversed(Severity)}
+    severities = {f"{each.value}s": report.count(each) for each in Severity}
     codes = Counter(finding.code for finding in report.findings)
     return {f"gradcheck/{name}": float(number) for name, number in {**severities, **codes}.items()}
