@@ -324,6 +324,17 @@ def _run_in_eval(names: ModuleType) -> None:
     names.evaluate(names.Network(4), torch.randn(2, 4))
 
 
+def _interrupted(names: ModuleType) -> Found:
+    data = [(torch.randn(8, 4), torch.randn(8, 1)) for _ in range(4)]
+
+    def run() -> None:
+        model, optimizer, decay = names.begin()
+        names.train(model, optimizer, decay, data)
+        names.resume(names.save(model, optimizer, decay), data)
+
+    return audited(run)
+
+
 def _warmed_up(names: ModuleType) -> Found:
     model = regression()
     return audited(lambda: names.train(model, batches(8), 2))
@@ -555,6 +566,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS314": (_train_optimizer,),
     "GCS315": (_two_optimizers,),
     "GCS316": (_train_optimizer,),
+    "GCS317": (_interrupted,),
     "GCS401": (_cut,),
     "GCS402": (_backbone,),
     "GCS403": (_module(lambda names: names.Block(4), 2, 4),),

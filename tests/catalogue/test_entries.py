@@ -58,6 +58,7 @@ FROZEN = {
     "GCS314": "step-inside-autocast",
     "GCS315": "learning-rate-zero",
     "GCS316": "weights-not-restored",
+    "GCS317": "schedule-not-restored",
     "GCS401": "graph-broken",
     "GCS402": "forward-under-no-grad",
     "GCS403": "parameter-without-gradient",
@@ -107,14 +108,14 @@ NOTES = {"GCS612", "GCS901"}
 WARNINGS = {
     *("GCS102", "GCS105", "GCS106", "GCS203", "GCS204", "GCS205", "GCS206", "GCS306", "GCS308"),
     *("GCS209",),
-    *("GCS309", "GCS312", "GCS313", "GCS315", "GCS316", "GCS703"),
+    *("GCS309", "GCS312", "GCS313", "GCS315", "GCS316", "GCS317", "GCS703"),
     *("GCS403", "GCS406", "GCS407", "GCS408", "GCS504", "GCS505", "GCS507", "GCS701"),
     *("GCS702", "GCS704", "GCS412", "GCS413", "GCS111", "GCS614"),
 }
 FIXABLE = {"GCS107", "GCS201", "GCS305", "GCS404", "GCS504", "GCS901", "GCS902", "GCS903"}
 ONLY_AT_RUN_TIME = {
     *("GCS104", "GCS208", "GCS403"),
-    *("GCS315", "GCS410", "GCS801"),
+    *("GCS315", "GCS317", "GCS410", "GCS801"),
     *("GCS601", "GCS602", "GCS603", "GCS605", "GCS606", "GCS607", "GCS608", "GCS609"),
     *("GCS611", "GCS612", "GCS614"),
 }

@@ -92,6 +92,9 @@ from gradcheck_suite.auditing.detectors.step_order.perturbation_left import (
 )
 from gradcheck_suite.auditing.detectors.step_order.scaled_losses import ScaledLosses
 from gradcheck_suite.auditing.detectors.step_order.scaler_misuse import ScalerMisuseDetector
+from gradcheck_suite.auditing.detectors.step_order.schedule_not_restored import (
+    ScheduleNotRestoredDetector,
+)
 from gradcheck_suite.auditing.detectors.step_order.scheduler_before_step import (
     SchedulerBeforeStepDetector,
 )
@@ -161,6 +164,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         ClipMisplacedDetector(windows, scaled),
         ScalerMisuseDetector(windows, scaled),
         SchedulerBeforeStepDetector(recorder, windows),
+        ScheduleNotRestoredDetector(windows),
         LeftoverGradientDetector(windows),
         TrainModeInEvalDetector(recorder, windows),
         StuckInEvalDetector(recorder, windows),

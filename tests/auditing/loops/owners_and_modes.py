@@ -166,6 +166,121 @@ def generator_first_zeroed_at_the_end():
         second.zero_grad()
 
 
+@buggy("GCS309")
+def critic_steps_after_the_backward_of_the_actor():
+    actor, critic = nn.Linear(4, 2), nn.Linear(6, 1)
+    of_actor = torch.optim.Adam(actor.parameters())
+    of_critic = torch.optim.Adam(critic.parameters())
+    for x, y in data():
+        of_critic.zero_grad()
+        nn.functional.mse_loss(critic(torch.cat([x, x[:, :2]], 1)), y).backward()
+        of_actor.zero_grad()
+        action = actor(x)
+        (0.1 * action.pow(2).mean() - critic(torch.cat([x, action], 1)).mean()).backward()
+        of_critic.step()  # <- here
+        of_actor.step()
+
+
+@buggy("GCS309")
+def critic_of_two_backwards_steps_after_the_generators():
+    generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
+    of_generator = torch.optim.SGD(generator.parameters(), lr=0.01)
+    of_critic = torch.optim.SGD(critic.parameters(), lr=0.01)
+    for x, _ in data():
+        of_critic.zero_grad()
+        critic(x).mean().neg().backward()
+        critic(generator(x)).mean().backward()  # reaches the generator, which is cleared below
+        of_generator.zero_grad()
+        critic(generator(x)).mean().neg().backward()
+        of_generator.step()
+        of_critic.step()  # <- here
+
+
+@buggy("GCS309")
+def gradients_harvested_by_reference():
+    nets = {"critic": nn.Linear(6, 1), "actor": nn.Linear(4, 2)}
+    optimizers = {name: torch.optim.Adam(each.parameters()) for name, each in nets.items()}
+    for x, y in data():
+        critic, actor = nets["critic"], nets["actor"]
+        losses = {
+            "critic": nn.functional.mse_loss(critic(torch.cat([x, x[:, :2]], 1)), y),
+            "actor": -critic(torch.cat([x, actor(x)], 1)).mean(),
+        }
+        kept = {}
+        for name, loss in losses.items():
+            optimizers[name].zero_grad()
+            loss.backward()
+            kept.update({each: each.grad for each in nets[name].parameters()})
+        for name, optimizer in optimizers.items():
+            for each in nets[name].parameters():
+                each.grad = kept[each]
+            optimizer.step()  # <- here
+
+
+@clean
+def gradients_harvested_as_copies():
+    nets = {"critic": nn.Linear(6, 1), "actor": nn.Linear(4, 2)}
+    optimizers = {name: torch.optim.Adam(each.parameters()) for name, each in nets.items()}
+    for x, y in data():
+        critic, actor = nets["critic"], nets["actor"]
+        losses = {
+            "critic": nn.functional.mse_loss(critic(torch.cat([x, x[:, :2]], 1)), y),
+            "actor": -critic(torch.cat([x, actor(x)], 1)).mean(),
+        }
+        kept = {}
+        for name, loss in losses.items():
+            optimizers[name].zero_grad()
+            loss.backward()
+            kept.update({each: each.grad.clone() for each in nets[name].parameters()})
+        for name, optimizer in optimizers.items():
+            for each in nets[name].parameters():
+                each.grad = kept[each]
+            optimizer.step()
+
+
+@clean
+def actors_backward_with_inputs():
+    actor, critic = nn.Linear(4, 2), nn.Linear(6, 1)
+    of_actor = torch.optim.Adam(actor.parameters())
+    of_critic = torch.optim.Adam(critic.parameters())
+    for x, y in data():
+        of_critic.zero_grad()
+        nn.functional.mse_loss(critic(torch.cat([x, x[:, :2]], 1)), y).backward()
+        of_actor.zero_grad()
+        loss = -critic(torch.cat([x, actor(x)], 1)).mean()
+        loss.backward(inputs=list(actor.parameters()))
+        of_critic.step()
+        of_actor.step()
+
+
+@clean
+def both_trained_for_both_losses():
+    actor, critic = nn.Linear(4, 2), nn.Linear(6, 1)
+    of_actor = torch.optim.Adam(actor.parameters())
+    of_critic = torch.optim.Adam(critic.parameters())
+    for x, y in data():
+        of_critic.zero_grad()
+        of_actor.zero_grad()
+        nn.functional.mse_loss(critic(torch.cat([x, x[:, :2]], 1)), y).backward()
+        critic(torch.cat([x, actor(x)], 1)).mean().backward()
+        of_critic.step()
+        of_actor.step()
+
+
+@clean
+def encoder_with_a_loss_of_its_own_and_a_head_behind_it():
+    encoder, head = nn.Linear(4, 4), nn.Linear(4, 1)
+    of_encoder = torch.optim.SGD(encoder.parameters(), lr=0.01)
+    of_head = torch.optim.SGD(head.parameters(), lr=0.01)
+    for x, y in data():
+        of_encoder.zero_grad()
+        encoder(x).pow(2).mean().backward()
+        of_head.zero_grad()
+        nn.functional.mse_loss(head(encoder(x)), y).backward()
+        of_encoder.step()
+        of_head.step()
+
+
 @buggy("GCS701")
 def validation_in_training_mode():
     model, optimizer = setup(drop=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch.optim import lr_scheduler
 
-from tests.auditing.loops.bank import buggy, clean, cpu_scaler, data, mse, setup
+from tests.auditing.loops.bank import buggy, clean, cpu_scaler, data, mse, net, setup
 
 
 @buggy("GCS306")
@@ -128,3 +130,75 @@ def schedule_looked_at():
         optimizer.step()
         scheduler.step()
     assert rates == sorted(rates, reverse=True)
+
+
+def _begin(kind="warm-up"):
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    if kind == "decay":
+        return model, optimizer, lr_scheduler.ExponentialLR(optimizer, 0.8)
+    schedule = lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, 2 / (n + 1)))
+    return model, optimizer, schedule
+
+
+def _epochs(model, optimizer, schedule, count=6):
+    for _ in range(count):
+        for x, y in data(2):
+            optimizer.zero_grad()
+            mse(model, x, y).backward()
+            optimizer.step()
+        schedule.step()
+
+
+def _interrupted(kind="warm-up"):
+    model, optimizer, schedule = _begin(kind)
+    _epochs(model, optimizer, schedule)
+    return model.state_dict(), optimizer.state_dict(), schedule.state_dict()
+
+
+@buggy("GCS317")
+def resumed_without_the_schedule():
+    of_model, of_optimizer, _ = _interrupted()
+    model, optimizer, schedule = _begin()
+    model.load_state_dict(of_model)
+    optimizer.load_state_dict(of_optimizer)  # <- here
+    _epochs(model, optimizer, schedule)
+
+
+@clean
+def resumed_with_the_schedule():
+    of_model, of_optimizer, of_schedule = _interrupted()
+    model, optimizer, schedule = _begin()
+    model.load_state_dict(of_model)
+    optimizer.load_state_dict(of_optimizer)
+    schedule.load_state_dict(of_schedule)
+    _epochs(model, optimizer, schedule)
+
+
+@clean
+def resumed_and_wound_forward():
+    of_model, of_optimizer, _ = _interrupted()
+    model, optimizer, schedule = _begin()
+    model.load_state_dict(of_model)
+    optimizer.load_state_dict(of_optimizer)
+    for _ in range(6):
+        schedule.step()
+    _epochs(model, optimizer, schedule)
+
+
+@clean
+def decay_that_goes_on_from_the_rate_it_finds():
+    of_model, of_optimizer, _ = _interrupted("decay")
+    model, optimizer, schedule = _begin("decay")
+    model.load_state_dict(of_model)
+    optimizer.load_state_dict(of_optimizer)
+    _epochs(model, optimizer, schedule)
+
+
+@clean
+def taken_back_to_the_state_before_training():
+    model, optimizer, schedule = _begin()
+    at_first = copy.deepcopy(optimizer.state_dict())
+    _epochs(model, optimizer, schedule, count=1)
+    optimizer.load_state_dict(at_first)
+    _epochs(model, optimizer, schedule)

@@ -341,3 +341,16 @@ def test_gcs316_evaluation_leaves_other_weights(example, instead, batches, snaps
         before = snapshot(model)
         names.evaluate(model, average, batches[0])
         assert same(snapshot(model), before) is is_fixed
+
+
+def test_gcs317_goes_on_at_the_rate_of_the_beginning(example, instead):
+    data = [(torch.randn(8, 4), torch.randn(8, 1)) for _ in range(4)]
+
+    def rate(names):
+        model, optimizer, decay = names.begin()
+        names.train(model, optimizer, decay, data)
+        checkpoint = names.save(model, optimizer, decay)
+        return names.resume(checkpoint, data).param_groups[0]["lr"]
+
+    assert rate(instead("GCS317")) == pytest.approx(0.1 * 0.5**8)
+    assert rate(example("GCS317")) == pytest.approx(0.1 * 0.5**4)

@@ -5,11 +5,17 @@ own. A backward on another line, which gives the first optimizer nothing new, th
 left to the second, and the second steps on the sum. A trunk that sums the losses of several heads,
 each with an optimizer of its own, does this on purpose: there the later backward fills another
 head. So does one that accumulates for longer than others: there the backward is the same line.
+
+Or nobody has stepped in between: an optimizer is cleared for a loss of its own, whose backward
+fills its gradients alone; another is cleared, and the backward of its loss comes to its parameters
+through the first one's network, as an actor's does through the critic, and adds to what is there.
+Where the other network stands behind the first, the first is trained for both on purpose.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +23,7 @@ from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors.base import Occurrences, related
 from gradcheck_suite.auditing.detectors.gradients import is_nonzero
+from gradcheck_suite.auditing.detectors.reachable_parameters import in_order, leaves_after
 from gradcheck_suite.auditing.events import Attention, BackwardStarted, StepFinished, StepStarted
 from gradcheck_suite.findings import Finding
 
@@ -34,6 +41,10 @@ _ENOUGH = 2
 """Steps that applied a leftover before it is told. Chosen: the least that shows it goes on; what
 happens once may be meant."""
 
+_MOST_WALKS = 4
+"""Graphs that are walked for each line of a backward. A bound on cost; a loop has the same graph in
+each turn."""
+
 
 @dataclass(slots=True)
 class _Occurrence:
@@ -43,6 +54,26 @@ class _Occurrence:
     left: CallSite | None
     site: CallSite | None
     step: int
+    stepped_between: bool = True
+
+
+class _Crossing:
+    """A backward of another loss that comes to gradients which await their step.
+
+    Attributes:
+        own: the backward that had filled them, alone.
+        other: the optimizer that was cleared for the later one.
+        number: which backward that is.
+        gradients: the identities of those that await their step.
+    """
+
+    __slots__ = ("gradients", "number", "other", "own")
+
+    def __init__(self, window: AccumulationWindow, other: AccumulationWindow, number: int) -> None:
+        self.own = window.fills[-1]
+        self.other = weakref.ref(other)
+        self.number = number
+        self.gradients = _gradients_of(window)
 
 
 class _Leftover:
@@ -65,6 +96,10 @@ class LeftoverGradientDetector:
             weakref.WeakKeyDictionary()
         )
         self._any = False  # nearly always, and quicker to ask than the dictionary
+        self._walks: Counter[CallSite | None] = Counter()
+        self._crossings: weakref.WeakKeyDictionary[AccumulationWindow, _Crossing] = (
+            weakref.WeakKeyDictionary()
+        )
         self._occurrences: Occurrences[object, _Occurrence] = Occurrences()
 
     def subscriptions(self) -> Subscriptions:
@@ -94,8 +129,12 @@ class LeftoverGradientDetector:
         return Attention.AWAKE if self._any else None
 
     def _before_backward(self, event: BackwardStarted) -> Attention | None:
-        if not self._any:
+        if self._windows.is_alone():
             return Attention.ASLEEP
+        if event.accumulates:
+            self._look_for_crossings(event)
+        if not self._any:
+            return None
         for window, leftover in list(self._left.items()):
             if not window.fills or leftover.fill not in window.fills:
                 del self._left[window]
@@ -106,11 +145,48 @@ class LeftoverGradientDetector:
                     del self._left[window]
         return None
 
+    def _look_for_crossings(self, event: BackwardStarted) -> None:
+        windows = self._windows.all()
+        for window in windows:
+            if not window.cleared or not window.fills:
+                continue
+            own = window.fills[-1]
+            others = [other for other in windows if _is_cleared_since(own, other, window)]
+            if not others or not all(_are_cleared_of(each, windows) for each in window.fills):
+                continue
+            through = self._first_behind(event, window, others)
+            if through is not None:
+                self._crossings[window] = _Crossing(window, through, event.number)
+
+    def _first_behind(
+        self, event: BackwardStarted, window: AccumulationWindow, others: list[AccumulationWindow]
+    ) -> AccumulationWindow | None:
+        """Return the optimizer whose network this loss reaches through that of ``window``."""
+        if self._walks[event.site] >= _MOST_WALKS:
+            return None
+        self._walks[event.site] += 1
+        order = in_order([root.grad_fn for root in event.roots if root.grad_fn is not None])
+        if order is None:
+            return None
+        behind = leaves_after(order, set(window.ids))
+        return next(
+            (
+                other
+                for other in others
+                if not leaves_after(order, set(other.ids)).isdisjoint(window.ids)
+                and behind.isdisjoint(other.ids)
+            ),
+            None,
+        )
+
     def _begin_step(self, event: StepStarted) -> Attention | None:
-        if not self._any:
+        if self._windows.is_alone():
             return Attention.ASLEEP
         window = self._windows.stepped
-        leftover = self._left.get(window)
+        crossing = self._crossings.pop(window, None)
+        if crossing is not None:
+            self._note_crossing(crossing, window, event)
+        leftover = self._left.get(window) if self._any else None
         if leftover is None or not leftover.present or leftover.fill not in window.fills:
             return None
         if window.fills[0].added and not window.cleared:
@@ -137,6 +213,35 @@ class LeftoverGradientDetector:
         )
         return None
 
+    def _note_crossing(
+        self, crossing: _Crossing, window: AccumulationWindow, event: StepStarted
+    ) -> None:
+        other = crossing.other()
+        fills = window.fills
+        if other is None or crossing.own not in fills[:-1]:
+            return
+        later = fills[fills.index(crossing.own) + 1]
+        # Filled it is by then, or the other has stepped and been told so.
+        used = other.summary.fills if other.summary is not None else ()
+        filled = any(fill.number == later.number for fill in (*other.fills, *used))
+        if later.number != crossing.number or not later.added or not filled:
+            return
+        if crossing.gradients.isdisjoint(_gradients_of(window)):
+            return  # Copies, taken before, are what is applied.
+        optimizer = other.optimizer()
+        self._occurrences.note(
+            (event.site, crossing.own.site, later.site, "crossed"),
+            lambda: _Occurrence(
+                optimizer=type(event.optimizer).__name__,
+                other="another optimizer" if optimizer is None else type(optimizer).__name__,
+                own=crossing.own.site,
+                left=later.site,
+                site=event.site,
+                step=event.number,
+                stepped_between=False,
+            ),
+        )
+
     def _others_filled(
         self, fill: Fill, window: AccumulationWindow, other: AccumulationWindow
     ) -> bool:
@@ -156,7 +261,33 @@ class LeftoverGradientDetector:
         return self._occurrences.findings(_finding, least=_ENOUGH)
 
 
+def _gradients_of(window: AccumulationWindow) -> set[int]:
+    return {id(each.grad) for each in window.parameters() if each.grad is not None}
+
+
+def _is_cleared_since(own: Fill, other: AccumulationWindow, window: AccumulationWindow) -> bool:
+    """Return whether another optimizer was cleared for a loss of its own since that backward."""
+    return (
+        other is not window
+        and other.cleared
+        and other.cleared_at > own.number
+        and not other.fills
+        and other.ids.isdisjoint(window.ids)
+    )
+
+
+def _are_cleared_of(own: Fill, windows: list[AccumulationWindow]) -> bool:
+    """Return whether what a backward gave to other optimizers was cleared, used by no step."""
+    return all(
+        any(own.number == fill.number for gone in each.discarded for fill in gone.fills)
+        for each in windows
+        if id(each) in own.others
+    )
+
+
 def _finding(occurrence: _Occurrence, count: int) -> Finding:
+    if not occurrence.stepped_between:
+        return _crossed(occurrence, count)
     return Finding.of(
         catalogue.LEFTOVER_GRADIENT,
         f"{occurrence.optimizer}.step() also applied what the backward() of another loss, which "
@@ -169,6 +300,29 @@ def _finding(occurrence: _Occurrence, count: int) -> Finding:
             (location_of(occurrence.own), "this backward added to what was left"),
         ),
         hint="call this optimizer's zero_grad() right before its own backward()",
+        evidence={
+            "count": count,
+            "step": occurrence.step,
+            "optimizer": occurrence.optimizer,
+            "other_optimizer": occurrence.other,
+        },
+    )
+
+
+def _crossed(occurrence: _Occurrence, count: int) -> Finding:
+    return Finding.of(
+        catalogue.LEFTOVER_GRADIENT,
+        f"{occurrence.optimizer}.step() also applied what another loss, for which "
+        f"{occurrence.other} had been cleared, added to its gradients after its own backward(); "
+        "expected it to step before that backward(), or its parameters to be frozen there",
+        detector="audit",
+        location=location_of(occurrence.site),
+        related=related(
+            (location_of(occurrence.own), "this backward was its own"),
+            (location_of(occurrence.left), "this backward added the gradient of another loss"),
+        ),
+        hint="step right after the backward() of each loss, or take the other loss's gradients "
+        "with respect to its own parameters alone: loss.backward(inputs=parameters)",
         evidence={
             "count": count,
             "step": occurrence.step,
