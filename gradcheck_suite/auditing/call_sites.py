@@ -25,6 +25,7 @@ __all__ = [
     "called_by_the_user",
     "exact_call_site",
     "innermost_site",
+    "is_of_library",
     "is_of_torch",
     "is_user_code",
     "kind_of_file",
@@ -64,6 +65,11 @@ kind_of_file = _Kinds()
 def is_user_code(code: CodeType) -> bool:
     """Return whether this code is the user's own: no library's, torch's or ours."""
     return kind_of_file[code.co_filename] == _USER
+
+
+def is_of_library(code: CodeType) -> bool:
+    """Return whether this code is that of an installed package other than torch and us."""
+    return kind_of_file[code.co_filename] == _LIBRARY
 
 
 def is_of_torch(code: CodeType) -> bool:

@@ -20,12 +20,13 @@ from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.connectivity.missing_gradients import (
     CERTAIN,
     LOOKED_AT,
+    MODULE,
     Group,
+    Part,
     Place,
     Verdict,
     Watched,
     broken,
-    called,
     cut_before,
     cut_place,
     drawn_finding,
@@ -78,6 +79,9 @@ from gradcheck_suite.auditing.source_analysis.source import span_at
 from gradcheck_suite.findings import Finding, Location, Related
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+    from types import CodeType
+
     from torch import nn
     from torch.optim import Optimizer
 
@@ -100,6 +104,53 @@ _SECOND_ORDER = "the loss is made of gradients (create_graph), in which a bias m
 _DRAWN = frozenset({"normal", "poisson"})
 """Ops that draw from a distribution whose parameters may have a graph, and hand no gradient on. Of
 those without slope, these alone are a mistake on one of several ways: `x - x.floor()` is none."""
+
+
+def _outermost(tree: ModuleTree, module: nn.Module, missing: Collection[int]) -> Part | None:
+    """Return the outermost module around this one all of whose parameters are among ``missing``."""
+    found, seen = module, {id(module)}
+    while (up := tree.parent(found)) is not None and id(up[0]) not in seen:
+        owned = [each for each in up[0].parameters() if each.requires_grad]
+        if any(id(each) not in missing for each in owned):
+            break
+        found = up[0]
+        seen.add(id(found))
+    if found is module:
+        return None
+    up = tree.parent(found)
+    return Part(tree.name(found), type(found).__name__, forward_of(found if up is None else up[0]))
+
+
+def _lines_to(event: BackwardStarted) -> tuple[CallSite, ...]:
+    """Return the user's lines that have led to a backward, innermost first.
+
+    Where a library has called it, of a loss that the user's code made, that is where.
+    """
+    stack = user_sites()[0]
+    site = event.site
+    if site is None or not stack or site[:2] == stack[0][:2]:
+        return stack
+    return (site,)
+
+
+def _on_the_way(sites: tuple[CallSite, ...], callers: Collection[CodeType]) -> Iterable[CallSite]:
+    """Yield the lines that hand on what a module returns, up to where backward is called.
+
+    Where none of those has called backward, a library has, and what is returned to it is the last
+    that is known.
+    """
+    for number, site in enumerate(sites):
+        if site[0] in callers:
+            yield site
+            return  # Whoever called this has no part in it.
+        through_library = number and len(site) > len(site[:2])
+        if through_library and not any(each[0] in callers for each in sites[number:]):
+            return
+        yield site
+
+
+def _outermost_of(place: Place) -> str | None:
+    return place.module if place.outermost is None else place.outermost.name
 
 
 class ParameterWithoutGradientDetector:
@@ -202,7 +253,7 @@ class ParameterWithoutGradientDetector:
         return Attention.AWAKE
 
     def _walk_graph(self, event: BackwardStarted) -> None:
-        self._stacks.setdefault(user_sites()[0])
+        self._stacks.setdefault(_lines_to(event))
         found = reachable_graph(event)
         self._sloped |= found.sloped
         self._flat |= found.flat
@@ -411,6 +462,7 @@ class ParameterWithoutGradientDetector:
                     ),
                     siblings,
                     forward_of(module if up is None else up[0]),
+                    _outermost(tree, module, watched.missing),
                 )
             else:
                 name = self._names.of(parameter) or local_name(parameter) or "a tensor"
@@ -441,7 +493,7 @@ class ParameterWithoutGradientDetector:
                 continue
             if is_unreached and not place.modules and nothing_trains:
                 verdict = replace(verdict, doubts=(_STAND_IN,))
-            key = (verdict.entry.code, verdict.location, verdict.reason)
+            key = (verdict.entry.code, verdict.location, verdict.reason, verdict.outermost)
             groups.setdefault(key, Group(verdict)).places.append(place)
         return [finding_of(watched, group) for group in groups.values()]
 
@@ -455,11 +507,13 @@ class ParameterWithoutGradientDetector:
         if not place.modules:
             return self._functional(watched, place)
         if not calls:
+            caller = place.forward if place.outermost is None else place.outermost.forward
             return Verdict(
                 catalogue.PARAMETER_WITHOUT_GRADIENT,
-                place.forward or location_of(watched.step_site),
-                f"{called(place)} is never called",
+                caller or location_of(watched.step_site),
+                f"{MODULE} is never called",
                 "call the module in forward, or leave it out of the model",
+                outermost=_outermost_of(place),
             )
         first = calls[0]
         site = location_of(first.sites[0]) if first.sites else None
@@ -518,27 +572,30 @@ class ParameterWithoutGradientDetector:
         }
         callers = {site[0] for stack in self._stacks for site in stack}
         parts: Parts | None = None
-        for frame in call.sites:
+        beside: Cut | None = None
+        for frame in _on_the_way(call.sites, callers):
             at = location_of(frame)
             if at is None:
                 continue
-            flow, parts = follow_parts(at, sinks=sinks, span=span_at(frame), parts=parts)
+            flow, parts, beside = follow_parts(at, sinks=sinks, span=span_at(frame), parts=parts)
             if isinstance(flow, Cut):
                 return broken(flow, site)
             if flow == "unused":
                 return Verdict(
                     catalogue.PARAMETER_WITHOUT_GRADIENT,
                     at,
-                    f"what {called(place)} returns is not used for the loss",
+                    f"what {MODULE} returns is not used for the loss",
                     "use its output for the loss, or leave the module out",
+                    outermost=_outermost_of(place),
                 )
-            if frame[0] in callers:
-                break  # It goes on from here to backward: whoever called this has no part in it.
+        if beside is not None:
+            return broken(beside, site)
         return Verdict(
             catalogue.PARAMETER_WITHOUT_GRADIENT,
             site,
-            f"what {called(place)} returns does not reach the loss",
+            f"what {MODULE} returns does not reach the loss",
             "use its output for the loss, with its graph, or leave the module out",
+            outermost=_outermost_of(place),
         )
 
     def _functional(self, watched: Watched, place: Place) -> Verdict:
