@@ -368,3 +368,56 @@ def test_layers_of_a_part_that_is_never_called_are_one_finding():
     assert "`model.unused` is never called" in finding.message
     assert len(finding.evidence["parameters"]) == 4
     assert finding.location.function == "WithAnUnusedPart.forward"
+
+
+HANDLED = """
+    def fit(step, model, on_exception):
+        try:
+            train(step, model)
+        except BaseException as error:
+            on_exception(error)
+            raise
+"""
+
+
+def loss_without_a_graph(model, x):
+    loss = model(x).pow(2).mean()
+    return {"loss": loss.detach(), "size": len(x)}  # refused for this
+
+
+@torch.no_grad()  # refused for this
+def loss_without_recording(model, x):
+    return model(x).pow(2).mean()
+
+
+def overwritten(model, x):
+    hidden = model.layers(x)
+    scores = model.head(hidden)
+    hidden.add_(1)  # refused for this
+    return scores.pow(2).mean()
+
+
+@pytest.mark.parametrize(
+    ("step", "code"),
+    [
+        (loss_without_a_graph, "GCS401"),
+        (loss_without_recording, "GCS402"),
+        (overwritten, "GCS103"),
+    ],
+)
+def test_what_torch_refuses_a_library_is_told_once_at_the_users_line(step, code):
+    found = library(COMPUTED + HANDLED)
+    session = gs.audit()
+    session.__enter__()
+
+    def end(error):
+        session.__exit__(type(error), error, error.__traceback__)
+
+    model = found["Model"]()
+    with pytest.raises(RuntimeError):
+        found["fit"](step, model, end)
+    (finding,) = session.findings
+    assert (finding.code, finding.severity) == (code, gs.Severity.ERROR)
+    source = Path(__file__).read_text(encoding="utf-8").splitlines()
+    assert source[finding.location.line - 1].endswith("# refused for this")
+    assert all(each.location.path == __file__ for each in finding.related)

@@ -178,13 +178,15 @@ class ForwardSource(EventSource):
                 result = original(module, *args, **kwargs)
             finally:
                 source.inside -= 1
+            site = call_site()
+            state.last_forward = None if site is None else (site, state.backwards)
             source.recorder.bus.emit(
                 ForwardFinished(
                     module,
                     result,
                     torch.is_grad_enabled(),
                     torch.is_inference_mode_enabled(),
-                    call_site(),
+                    site,
                 )
             )
             return result

@@ -79,7 +79,7 @@ class OptimizerSource(EventSource):
         for handle in self._handles:
             handle.remove()
 
-    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         source: OptimizerSource = self.acting
         recorder = source.recorder
         if not recorder.state.running:
@@ -87,7 +87,9 @@ class OptimizerSource(EventSource):
         recorder.write_log.listening = False
         source.site = exact_call_site()
         if recorder.optimizers.note(optimizer):
-            recorder.bus.emit(StepStarted(recorder.state.step, optimizer, source.site))
+            has_closure = any(map(callable, (*args[1:], *kwargs.values())))
+            started = StepStarted(recorder.state.step, optimizer, source.site, has_closure)
+            recorder.bus.emit(started)
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         source: OptimizerSource = self.acting

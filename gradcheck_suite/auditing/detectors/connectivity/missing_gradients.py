@@ -93,12 +93,15 @@ class Place:
 
 @dataclass(slots=True)
 class Watched:
-    """An optimizer, its identity, and its parameters without a gradient so far."""
+    """An optimizer, its identity, and its parameters without a gradient so far.
+
+    ``site`` is where it was made; where nobody saw that, where it steps.
+    """
 
     identity: int
     optimizer: weakref.ref[Optimizer]
     name: str
-    step_site: CallSite | None
+    site: CallSite | None
     steps: int = 0
     parameters: int = 0
     missing: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)
@@ -317,7 +320,7 @@ def frozen_finding(watched: Watched) -> list[Finding]:
             message,
             detector="audit",
             severity=Severity.WARNING if nothing_trains else Severity.NOTE,
-            location=location_of(watched.step_site),
+            location=location_of(watched.site),
             hint="hand over what trains: [p for p in model.parameters() if p.requires_grad]",
             evidence={"parameters": len(frozen), "of_parameters": watched.parameters},
         )

@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
+    from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindows
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.object_names.tensor_names import ParameterNames
     from gradcheck_suite.auditing.recorder import Recorder
@@ -133,6 +134,19 @@ def _lines_to(event: BackwardStarted) -> tuple[CallSite, ...]:
     return (site,)
 
 
+def _cut_of_failed(event: BackwardFailed) -> Flow:
+    """Return where the loss of a backward that fails was cut."""
+    stack = user_sites()[0]
+    place = location_of(event.site)
+    if place is not None and event.site is not None and stack and event.site[:2] != stack[0][:2]:
+        # A library has called it, of what the function of this line has returned.
+        followed = follow_parts(place, from_calls=True)
+        is_cut = isinstance(followed.flow, Cut)
+        return followed.flow if is_cut or followed.beside is None else followed.beside
+    frames = {frame.f_code: variables_of(frame) for frame in user_frames()}
+    return cut_before(stack, frames)
+
+
 def _on_the_way(sites: tuple[CallSite, ...], callers: Collection[CodeType]) -> Iterable[CallSite]:
     """Yield the lines that hand on what a module returns, up to where backward is called.
 
@@ -158,11 +172,15 @@ class ParameterWithoutGradientDetector:
 
     Args:
         recorder: whose events these are.
+        windows: know where optimizers were made.
         names: how parameters are called.
     """
 
-    def __init__(self, recorder: Recorder, names: ParameterNames) -> None:
+    def __init__(
+        self, recorder: Recorder, windows: AccumulationWindows, names: ParameterNames
+    ) -> None:
         self._recorder = recorder
+        self._windows = windows
         self._names = names
         self._watched: dict[int, Watched] = {}
         self._reached: set[int] = set()
@@ -280,9 +298,7 @@ class ParameterWithoutGradientDetector:
         if not isinstance(event.error, RuntimeError) or _NO_GRAPH not in str(event.error):
             return
         place = location_of(event.site)
-        frames = {frame.f_code: variables_of(frame) for frame in user_frames()}
-        flow = cut_before(user_sites()[0], frames)
-        del frames
+        flow = _cut_of_failed(event)
         off = not torch.is_grad_enabled() or (isinstance(flow, Cut) and flow.under)
         known = self._recorder.optimizers.parameters()
         if known and not any(parameter.requires_grad for parameter in known):
@@ -379,8 +395,9 @@ class ParameterWithoutGradientDetector:
         if watched is None or watched.optimizer() is not event.optimizer:
             if watched is not None:
                 self._past.extend(self._of(watched))
+            site = self._windows.of(event.optimizer).constructed_at or event.site
             watched = self._watched[key] = Watched(
-                key, weakref.ref(event.optimizer), type(event.optimizer).__name__, event.site
+                key, weakref.ref(event.optimizer), type(event.optimizer).__name__, site
             )
         watched.steps += 1
         if watched.steps > LOOKED_AT:
@@ -510,7 +527,7 @@ class ParameterWithoutGradientDetector:
             caller = place.forward if place.outermost is None else place.outermost.forward
             return Verdict(
                 catalogue.PARAMETER_WITHOUT_GRADIENT,
-                caller or location_of(watched.step_site),
+                caller or location_of(watched.site),
                 f"{MODULE} is never called",
                 "call the module in forward, or leave it out of the model",
                 outermost=_outermost_of(place),
@@ -609,7 +626,7 @@ class ParameterWithoutGradientDetector:
                 return broken(flow, location_of(stack[0]))
         return Verdict(
             catalogue.PARAMETER_WITHOUT_GRADIENT,
-            location_of(watched.step_site),
+            location_of(watched.site),
             "no loss depends on it",
             "use it for the loss, or leave it out of the optimizer",
         )
