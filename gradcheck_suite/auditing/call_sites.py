@@ -32,6 +32,7 @@ __all__ = [
     "location_of",
     "user_files_with",
     "user_frames",
+    "user_sites",
     "variables_of",
 ]
 
@@ -143,6 +144,30 @@ def user_frames() -> Iterator[FrameType]:
         if kind_of_file[frame.f_code.co_filename] != _MACHINERY:
             yield frame
         frame = frame.f_back
+
+
+def user_sites() -> tuple[tuple[CallSite, ...], set[str]]:
+    """Return the user's lines that are running, innermost first, and the files of all frames.
+
+    Where a line has called a library, and that called the line before, the place in the library
+    follows in its ``CallSite``.
+    """
+    frame = sys._getframe(1)  # noqa: SLF001 - as above
+    sites: list[CallSite] = []
+    files: set[str] = set()
+    library: FrameType | None = None
+    while frame is not None:
+        code = frame.f_code
+        files.add(code.co_filename)
+        if is_user_code(code):
+            here = (code, frame.f_lasti)
+            through = () if library is None else (library.f_code, library.f_lasti)
+            sites.append((*here, *through))
+            library = None
+        elif library is None and is_of_library(code):
+            library = frame
+        frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
+    return tuple(sites), files
 
 
 def called_by_the_user(start: FrameType) -> FrameType | None:

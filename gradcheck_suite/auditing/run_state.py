@@ -139,8 +139,8 @@ class RunState:
         backwards: the number of outermost backwards begun.
         backward_called: where the backward that runs was called, and at which line of the user's
             that is told; the two differ where a library has called it.
-        last_forward: where a module was last called from outside of all modules, and how many
-            backwards had begun by then; None if none is known.
+        last_forward: the user's lines that have last called a module from outside of all modules,
+            innermost first, and how many backwards had begun by then; None if none is known.
         thread: the one on which the audit was begun.
         running: whether the audit watches now.
         paused_for: for how many more steps it does not, of its own accord.
@@ -162,7 +162,7 @@ class RunState:
         self.clock = Clock()
         self.step = self.iteration = self.optimizer_steps = self.backwards = self.thread = 0
         self.backward_called: tuple[CallSite | None, CallSite | None] = (None, None)
-        self.last_forward: tuple[CallSite, int] | None = None
+        self.last_forward: tuple[tuple[CallSite, ...], int] | None = None
         self.recent_steps: deque[OptimizerStep] = deque(maxlen=_KEPT_STEPS)
         self.running = self.installed = self.finished = False
         self.paused_for = self.skipped_steps = 0

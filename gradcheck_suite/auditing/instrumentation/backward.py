@@ -26,7 +26,6 @@ from gradcheck_suite.auditing.call_sites import (
     call_site,
     called_by_the_user,
     exact_call_site,
-    is_user_code,
     variables_of,
 )
 from gradcheck_suite.auditing.events import (
@@ -281,9 +280,9 @@ class BackwardSource(EventSource):
         state = self.recorder.state
         if state.last_forward is None:
             return None
-        called, backwards = state.last_forward
+        lines, backwards = state.last_forward
         is_new = backwards == state.backwards - 1
-        return called if is_new and is_user_code(called[0]) and called[:2] != site[:2] else None
+        return lines[0] if is_new and lines[0][:2] != site[:2] else None
 
     def fail(self, generation: Generation, outputs: Any, error: BaseException) -> None:
         """Tell that it has failed."""

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite import catalogue
-from gradcheck_suite.auditing.call_sites import CallSite, location_of, user_frames, variables_of
+from gradcheck_suite.auditing.call_sites import (
+    CallSite,
+    location_of,
+    user_frames,
+    user_sites,
+    variables_of,
+)
 from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.connectivity.missing_gradients import (
     CERTAIN,
@@ -41,7 +47,6 @@ from gradcheck_suite.auditing.detectors.connectivity.missing_gradients import (
 from gradcheck_suite.auditing.detectors.connectivity.watched_modules import (
     Call,
     ModuleWatch,
-    user_sites,
 )
 from gradcheck_suite.auditing.detectors.reachable_parameters import (
     ALWAYS_WALKED,
@@ -79,7 +84,7 @@ from gradcheck_suite.auditing.source_analysis.source import span_at
 from gradcheck_suite.findings import Finding, Location, Related
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection
     from types import CodeType
 
     from torch import nn
@@ -134,33 +139,34 @@ def _lines_to(event: BackwardStarted) -> tuple[CallSite, ...]:
     return (site,)
 
 
-def _cut_of_failed(event: BackwardFailed) -> Flow:
-    """Return where the loss of a backward that fails was cut."""
-    stack = user_sites()[0]
-    place = location_of(event.site)
-    if place is not None and event.site is not None and stack and event.site[:2] != stack[0][:2]:
-        # A library has called it, of what the function of this line has returned.
-        followed = follow_parts(place, from_calls=True)
-        is_cut = isinstance(followed.flow, Cut)
-        return followed.flow if is_cut or followed.beside is None else followed.beside
-    frames = {frame.f_code: variables_of(frame) for frame in user_frames()}
-    return cut_before(stack, frames)
+def _cut_of_returned(site: CallSite) -> Flow:
+    """Return what cuts the value, or one of those, that the function of this line returns."""
+    place = location_of(site)
+    if place is None:
+        return "unknown"
+    followed = follow_parts(place, from_calls=True)
+    is_cut = isinstance(followed.flow, Cut)
+    return followed.flow if is_cut or followed.beside is None else followed.beside
 
 
-def _on_the_way(sites: tuple[CallSite, ...], callers: Collection[CodeType]) -> Iterable[CallSite]:
-    """Yield the lines that hand on what a module returns, up to where backward is called.
+def _on_the_way(sites: tuple[CallSite, ...], callers: Collection[CodeType]) -> tuple[CallSite, ...]:
+    """Return the lines that hand on what a module returns, up to where backward is called.
 
     Where none of those has called backward, a library has, and what is returned to it is the last
     that is known.
     """
+    ends = [number for number, site in enumerate(sites) if site[0] in callers]
+    # Whoever called the one that calls backward has no part in it.
+    return sites[: ends[0] + 1] if ends else _up_to_library(sites)
+
+
+def _up_to_library(sites: tuple[CallSite, ...]) -> tuple[CallSite, ...]:
+    """Return the first of these lines, up to the function that a library has called."""
+    of_user = len(sites[0][:2]) if sites else 0
     for number, site in enumerate(sites):
-        if site[0] in callers:
-            yield site
-            return  # Whoever called this has no part in it.
-        through_library = number and len(site) > len(site[:2])
-        if through_library and not any(each[0] in callers for each in sites[number:]):
-            return
-        yield site
+        if number and len(site) > of_user:
+            return sites[:number]
+    return sites
 
 
 def _outermost_of(place: Place) -> str | None:
@@ -298,7 +304,7 @@ class ParameterWithoutGradientDetector:
         if not isinstance(event.error, RuntimeError) or _NO_GRAPH not in str(event.error):
             return
         place = location_of(event.site)
-        flow = _cut_of_failed(event)
+        flow = self._cut_of_failed(event.site)
         off = not torch.is_grad_enabled() or (isinstance(flow, Cut) and flow.under)
         known = self._recorder.optimizers.parameters()
         if known and not any(parameter.requires_grad for parameter in known):
@@ -338,6 +344,16 @@ class ParameterWithoutGradientDetector:
             hint=hint,
             evidence={"backward": event.number, "refused": True},
         )
+
+    def _cut_of_failed(self, site: CallSite | None) -> Flow:
+        """Return where the loss of a backward that fails was cut."""
+        stack, forward = user_sites()[0], self._recorder.state.last_forward
+        if forward is not None and site is not None and site[:2] == forward[0][0][:2]:
+            # A library has called it, of what these functions have returned to it.
+            flows = map(_cut_of_returned, _up_to_library(forward[0]))
+            return next((flow for flow in flows if isinstance(flow, Cut)), "unknown")
+        frames = {frame.f_code: variables_of(frame) for frame in user_frames()}
+        return cut_before(stack, frames)
 
     def _left_off(self, place: Location | None) -> tuple[Location | None, tuple[Related, ...]]:
         """Return the line that has left recording off, where one alone can have."""
