@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 
@@ -30,6 +30,7 @@ __all__ = [
     "is_user_code",
     "kind_of_file",
     "location_of",
+    "sites_up_to_library",
     "user_files_with",
     "user_frames",
     "user_sites",
@@ -162,12 +163,35 @@ def user_sites() -> tuple[tuple[CallSite, ...], set[str]]:
         if is_user_code(code):
             here = (code, frame.f_lasti)
             through = () if library is None else (library.f_code, library.f_lasti)
-            sites.append((*here, *through))
+            sites.append(cast("CallSite", (*here, *through)))
             library = None
         elif library is None and is_of_library(code):
             library = frame
         frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
     return tuple(sites), files
+
+
+def sites_up_to_library() -> tuple[CallSite, ...]:
+    """Return the user's lines that are running, innermost first, up to what a library has called.
+
+    Where all are libraries', there is none.
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - as above
+    kinds = kind_of_file
+    sites: list[CallSite] = []
+    while frame is not None and len(sites) < _MOST_SITES:
+        code = frame.f_code
+        kind = kinds[code.co_filename]
+        if kind == _USER:
+            sites.append((code, frame.f_lasti))
+        elif kind == _LIBRARY and sites:
+            break
+        frame = frame.f_back
+    return tuple(sites)
+
+
+_MOST_SITES = 16
+"""Lines that are taken down of one call. A bound on cost: a loss goes up through few functions."""
 
 
 def called_by_the_user(start: FrameType) -> FrameType | None:

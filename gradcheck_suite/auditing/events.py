@@ -283,7 +283,7 @@ class BackwardFailed(NamedTuple):
 class StepStarted(NamedTuple):
     """An optimizer's ``step()`` has begun. ``number`` counts finished steps.
 
-    Where it was given a closure, that may yet fill the gradients that it uses.
+    Where it may have been given a closure, that may yet fill the gradients that it uses.
     """
 
     number: int

@@ -264,7 +264,7 @@ class BackwardSource(EventSource):
         A library that trains calls it itself, on what some line of the user's has made. Where the
         user's line hands a loss to the library, that line is it.
         """
-        if site is None or len(site) == _OF_THE_USER:
+        if site is None or site[_OF_THE_USER:] == ():
             return site
         key = id(site[0]), site[1]
         if self._without_line[key] >= _LOOKS or _is_given_a_loss(tensors):

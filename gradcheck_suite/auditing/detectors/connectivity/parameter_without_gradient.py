@@ -155,18 +155,14 @@ def _on_the_way(sites: tuple[CallSite, ...], callers: Collection[CodeType]) -> t
     Where none of those has called backward, a library has, and what is returned to it is the last
     that is known.
     """
-    ends = [number for number, site in enumerate(sites) if site[0] in callers]
-    # Whoever called the one that calls backward has no part in it.
-    return sites[: ends[0] + 1] if ends else _up_to_library(sites)
-
-
-def _up_to_library(sites: tuple[CallSite, ...]) -> tuple[CallSite, ...]:
-    """Return the first of these lines, up to the function that a library has called."""
-    of_user = len(sites[0][:2]) if sites else 0
     for number, site in enumerate(sites):
-        if number and len(site) > of_user:
-            return sites[:number]
-    return sites
+        if site[0] in callers:
+            # Whoever called this has no part in it.
+            return sites[: number + 1]
+    through_library = [
+        number for number, site in enumerate(sites) if number and len(site) > len(site[:2])
+    ]
+    return sites[: through_library[0]] if through_library else sites
 
 
 def _outermost_of(place: Place) -> str | None:
@@ -350,8 +346,9 @@ class ParameterWithoutGradientDetector:
         stack, forward = user_sites()[0], self._recorder.state.last_forward
         if forward is not None and site is not None and site[:2] == forward[0][0][:2]:
             # A library has called it, of what these functions have returned to it.
-            flows = map(_cut_of_returned, _up_to_library(forward[0]))
-            return next((flow for flow in flows if isinstance(flow, Cut)), "unknown")
+            flows = map(_cut_of_returned, forward[0])
+            unknown: Flow = "unknown"
+            return next((flow for flow in flows if isinstance(flow, Cut)), unknown)
         frames = {frame.f_code: variables_of(frame) for frame in user_frames()}
         return cut_before(stack, frames)
 
