@@ -346,9 +346,11 @@ class ParameterWithoutGradientDetector:
         stack, forward = user_sites()[0], self._recorder.state.last_forward
         if forward is not None and site is not None and site[:2] == forward[0][0][:2]:
             # A library has called it, of what these functions have returned to it.
-            flows = map(_cut_of_returned, forward[0])
-            unknown: Flow = "unknown"
-            return next((flow for flow in flows if isinstance(flow, Cut)), unknown)
+            for line in forward[0]:
+                flow = _cut_of_returned(line)
+                if isinstance(flow, Cut):
+                    return flow
+            return "unknown"
         frames = {frame.f_code: variables_of(frame) for frame in user_frames()}
         return cut_before(stack, frames)
 
