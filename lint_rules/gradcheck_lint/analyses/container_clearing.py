@@ -255,6 +255,8 @@ def _adds_to(value: cst.BaseExpression, name: str | None) -> bool:
     """Tell whether this is what was there with something added."""
     if isinstance(value, cst.List):
         return name is not None and grows(name, value)
+    if isinstance(value, cst.IfExp):
+        return any(_adds_to(choice, name) for choice in (value.body, value.orelse))
     return isinstance(value, cst.BinaryOperation) and any(
         isinstance(node, (cst.Name, cst.Attribute)) and dotted_name(node) == name
         for node in walk(value)

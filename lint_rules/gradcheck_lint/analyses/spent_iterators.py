@@ -86,7 +86,9 @@ def _of_names(function: FunctionModel) -> Iterator[SpentUse]:
                 continue
             before = [each for each in uses[:index] if _comes_first(function, each.node, use.node)]
             if before:
-                yield SpentUse(name, use.how, use.node, before[0].node, again=False, is_sure=is_sure)
+                yield SpentUse(
+                    name, use.how, use.node, before[0].node, again=False, is_sure=is_sure
+                )
             elif _is_in_loop(nodes, use.node, made):
                 yield SpentUse(name, use.how, use.node, made, again=True, is_sure=is_sure)
 
@@ -167,8 +169,10 @@ def _how(node: cst.CSTNode, path: str, function: FunctionModel, depth: int) -> s
         return "loop" if path in _iterated(node.iter) and not is_left else None
     if isinstance(node, cst.CompFor):
         return "read" if path in _iterated(node.iter) else None
-    if not isinstance(node, cst.Call):
-        return None
+    return _how_called(node, path, function, depth) if isinstance(node, cst.Call) else None
+
+
+def _how_called(node: cst.Call, path: str, function: FunctionModel, depth: int) -> str | None:
     if function.module.makes_optimizer(node):
         return "optimizer" if path in _handed(node, function) else None
     given = [dotted_name(argument.value) for argument in node.args]
@@ -201,9 +205,9 @@ def _handed(call: cst.Call, function: FunctionModel) -> Iterator[str]:
         if name is not None:
             yield name
         for node in walk(sources[0] if len(sources) == 1 else value or call):
-            if isinstance(node, cst.DictElement) and isinstance(node.key, cst.SimpleString):
-                if plain_string(node.key) == "params":
-                    yield dotted_name(node.value) or ""
+            key = node.key if isinstance(node, cst.DictElement) else None
+            if isinstance(key, cst.SimpleString) and plain_string(key) == "params":
+                yield dotted_name(node.value) or ""  # type: ignore[attr-defined]
 
 
 def _in_callee(call: cst.Call, path: str, function: FunctionModel, depth: int) -> str | None:
@@ -255,7 +259,9 @@ def _of_attributes(function: FunctionModel) -> Iterator[SpentUse]:
     for attribute, (maker, made) in _kept(function).items():
         uses = list(_uses(f"{first}.{attribute}", function))
         own = _is_called_twice(function)
-        others = list(_uses(f"{maker.first_parameter}.{attribute}", function.module.function(maker)))
+        others = list(
+            _uses(f"{maker.first_parameter}.{attribute}", function.module.function(maker))
+        )
         for index, use in enumerate(uses):
             if use.how == "read":
                 continue

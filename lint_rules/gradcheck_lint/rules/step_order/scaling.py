@@ -55,9 +55,7 @@ def judge_scaled_step(path: Path, index: int, unit: Unit) -> tuple[Problem | Non
     elif step.scaler and (pair := _unscaled_beside_scaled(before, item)) is not None:
         plain, scaled = pair
         others = (scaled.event,)
-        wrong = Problem(
-            "GCS310", "scaled-and-not", plain.event, plain.owner, others, certain=False
-        )
+        wrong = Problem("GCS310", "scaled-and-not", plain.event, plain.owner, others, certain=False)
     elif step.scaler and _is_of_another_scaler(item, before):
         wrong = Problem("GCS310", "another-scaler", step, item.owner, (backward,))
     wrong = wrong and wrong.unless(between, UNSCALES)

@@ -72,7 +72,9 @@ def _kept_by_reference(
     if is_replaced:
         message += "; unless the parameters were given other memory in between, as by `.data =`"
     if _is_moved(value):
-        message += "; `cpu()` returns a tensor of the CPU as it is, and copies from other devices alone"
+        message += (
+            "; `cpu()` returns a tensor of the CPU as it is, and copies from other devices alone"
+        )
     return Violation(
         value,
         message,
@@ -82,7 +84,9 @@ def _kept_by_reference(
     )
 
 
-_REPLACES_MEMORY: Final = re.compile(rb"(?<!self)\.data\s*=(?!=)|vector_to_parameters|assign\s*=\s*True")
+_REPLACES_MEMORY: Final = re.compile(
+    rb"(?<!self)\.data\s*=(?!=)|vector_to_parameters|assign\s*=\s*True"
+)
 
 
 _MOVES_MODELS: Final = re.compile(rb"\.cuda\(|\.to\(|accelerat|fabric|device_map", re.IGNORECASE)

@@ -164,7 +164,9 @@ def _of_spent_iterators(function: FunctionModel) -> Iterator[Violation]:
     """Yield the optimizers that get no parameters, since an iterator has none left."""
     for use in spent_uses(function):
         if use.how == "optimizer":
-            when = "has none left from the second time on" if use.again else "was gone through before"
+            when = (
+                "has none left from the second time on" if use.again else "was gone through before"
+            )
             yield Violation(
                 use.node,
                 f"`{use.path}` is an iterator that {when}: the optimizer gets none of its "
