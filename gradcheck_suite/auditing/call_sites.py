@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CallSite",
     "call_site",
+    "called_by_the_user",
     "exact_call_site",
     "innermost_site",
     "is_of_torch",
@@ -136,6 +137,16 @@ def user_frames() -> Iterator[FrameType]:
         if kind_of_file[frame.f_code.co_filename] != _MACHINERY:
             yield frame
         frame = frame.f_back
+
+
+def called_by_the_user(start: FrameType) -> FrameType | None:
+    """Return the frame of what the innermost line of the user's has called, from ``start`` on."""
+    inner, frame = start, start.f_back
+    while frame is not None:
+        if kind_of_file[frame.f_code.co_filename] == _USER:
+            return inner
+        inner, frame = frame, frame.f_back
+    return None
 
 
 _MOST_FILES = 32

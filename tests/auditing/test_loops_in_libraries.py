@@ -114,3 +114,141 @@ def test_what_a_users_object_keeps_is_told_by_its_class_and_not_by_a_librarys_va
 
 def test_graphs_that_went_with_their_holder_are_not_said_to_have_none(trained):
     assert not any("who keeps" in line for line in trained.report.not_covered)
+
+
+WRAPPED = """
+    class Wrapper:
+        def __init__(self, optimizer):
+            self._optimizer = optimizer
+            self.__class__ = type("Wrapped", (self.__class__, type(optimizer)), {})
+
+        def step(self, closure=None):
+            return self._optimizer.step(closure)
+
+        def __getattr__(self, name):
+            return getattr(self._optimizer, name)
+
+    class Prepared(torch.optim.Optimizer):
+        def __init__(self, optimizer):
+            self.optimizer = optimizer
+
+        @property
+        def param_groups(self):
+            return self.optimizer.param_groups
+
+        def zero_grad(self):
+            self.optimizer.zero_grad()
+
+        def step(self, closure=None):
+            return self.optimizer.step(closure)
+"""
+
+
+@pytest.fixture(params=["Wrapper", "Prepared"])
+def wrap(request):
+    return library(WRAPPED)[request.param]
+
+
+def adversaries(wrap, *, cleared, steps=12):
+    torch.manual_seed(0)
+    g, d = nn.Linear(4, 4), nn.Linear(4, 1)
+    of_g, of_d = (wrap(torch.optim.Adam(each.parameters(), lr=1e-4)) for each in (g, d))
+    with gs.audit() as session:
+        for _ in range(steps):
+            d(g(torch.randn(8, 4))).mean().backward()
+            of_g.step()
+            of_g.zero_grad()
+            if cleared:
+                of_d.zero_grad()
+            (d(torch.randn(8, 4)) - d(g(torch.randn(8, 4)).detach())).mean().backward()
+            of_d.step()
+            of_d.zero_grad()
+    return session
+
+
+def test_what_a_library_wraps_is_the_optimizer_that_clears(wrap):
+    assert [each.code for each in adversaries(wrap, cleared=False).findings] == ["GCS309"]
+
+
+def test_correct_turns_of_wrapped_optimizers_are_silent(wrap):
+    session = adversaries(wrap, cleared=True)
+    assert session.findings == ()
+    assert [each.name for each in session.ledger.optimizers] == ["Adam 1", "Adam 2"]
+
+
+def test_a_wrapped_optimizer_can_be_the_one_that_is_looked_at(wrap):
+    model = nn.Linear(4, 1)
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.01))
+    with gs.audit(optimizers=optimizer) as session:
+        for _ in range(4):
+            model(torch.randn(8, 4)).mean().backward()
+            optimizer.step()
+    assert [each.code for each in session.findings] == ["GCS301"]
+
+
+BACKWARD = """
+    def backward(loss, scale=1.0):
+        (loss / scale).backward()
+
+    def train(module, optimizer, steps):
+        for _ in range(steps):
+            loss = module.training_step(torch.randn(8, 4)) / 2
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+"""
+
+
+class TwoLayers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def training_step(self, x):
+        return self.head(self.body(x)).pow(2).mean()  # makes the loss
+
+
+def backwards_at(session):
+    """Return the comments on the lines at which backwards are told."""
+    places = [each.place.location for each in session.ledger.backwards]
+    lines = [
+        Path(each.path).read_text(encoding="utf-8").splitlines()[each.line - 1] for each in places
+    ]
+    return [line.partition("  # ")[2] for line in lines]
+
+
+def test_the_backward_of_a_library_is_told_where_its_loss_was_made():
+    model, train = TwoLayers(), library(BACKWARD)["train"]
+    optimizer = torch.optim.SGD(model.body.parameters(), lr=0.01)
+    with gs.audit() as session:
+        train(model, optimizer, 6)
+    (finding,) = session.findings
+    assert finding.code == "GCS307"
+    assert backwards_at(session) == ["makes the loss"]
+    assert session.ledger.backwards[0].place.location in {each.location for each in finding.related}
+
+
+def test_a_line_that_hands_a_loss_to_a_library_is_that_of_its_backward():
+    model, backward = TwoLayers(), library(BACKWARD)["backward"]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with gs.audit() as session:
+        for _ in range(6):
+            optimizer.zero_grad()
+            backward(model.training_step(torch.randn(8, 4)), scale=2.0)  # hands it over
+            optimizer.step()
+    assert backwards_at(session) == ["hands it over"]
+
+
+MODEL = """
+    class Model(nn.Linear):
+        def training_step(self, x):
+            return self(x).pow(2).mean()
+"""
+
+
+def test_a_loss_that_is_all_the_librarys_leaves_the_users_call():
+    model, train = library(MODEL)["Model"](4, 1), library(BACKWARD)["train"]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with gs.audit() as session:
+        train(model, optimizer, 6)  # calls the library
+    assert backwards_at(session) == ["calls the library"]

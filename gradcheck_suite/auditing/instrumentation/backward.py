@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
+import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -19,7 +22,12 @@ from gradcheck_suite._torch_compat import (
     step_aside_from_backward,
     transform_is_active,
 )
-from gradcheck_suite.auditing.call_sites import call_site, exact_call_site
+from gradcheck_suite.auditing.call_sites import (
+    call_site,
+    called_by_the_user,
+    exact_call_site,
+    variables_of,
+)
 from gradcheck_suite.auditing.events import (
     BackwardFailed,
     BackwardFinished,
@@ -34,6 +42,7 @@ from gradcheck_suite.auditing.events import (
 from gradcheck_suite.auditing.instrumentation.base import EventSource, is_compiling
 from gradcheck_suite.auditing.object_names.optimizers import changes_since
 from gradcheck_suite.auditing.saved_tensors.graph_lifetime import Generation
+from gradcheck_suite.auditing.saved_tensors.saved_tensor import line_of_root
 from gradcheck_suite.auditing.user_modes import without_user_modes
 
 if TYPE_CHECKING:
@@ -44,6 +53,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite._runtime.patches import Patches
     from gradcheck_suite._torch_compat import Following
+    from gradcheck_suite.auditing.call_sites import CallSite
     from gradcheck_suite.auditing.object_names.optimizers import GradientState
     from gradcheck_suite.auditing.recorder import Recorder
 
@@ -56,6 +66,14 @@ among what follows the roots in torch's ``run_backward`` (gradients, two flags, 
 _STEPS_LOOKED_THROUGH = 8
 """In so many, the whole graph of each backward is looked at; after that in every eighth:
 ``_EVERY_ITERATION_UNTIL`` of ``graph_lifetime``."""
+
+
+_OF_THE_USER = 2
+"""The length of a ``CallSite`` at which no library stands between the user's line and torch."""
+
+_LOOKS = 3
+"""Backwards under one call of a library for whose loss a line of the user's is looked for in vain.
+A bound on cost: a loss that is all the library's, such as that of a model of its own, has none."""
 
 
 class BackwardSource(EventSource):
@@ -79,6 +97,7 @@ class BackwardSource(EventSource):
         # Asked once: every call counts here.
         self._tells_starts = recorder.bus.wants_any(self.kinds[:4])
         self._tells_ends = recorder.bus.wants_any(self.kinds[5:8])
+        self._without_line: Counter[tuple[int, int]] = Counter()
 
     def install(self, patches: Patches) -> None:
         """Replace the engine's entry points."""
@@ -210,6 +229,7 @@ class BackwardSource(EventSource):
             roots = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
             nodes, tensors, has_leaf = _read(roots)
             following: dict[Node, Following] = {}
+            site = self._site_of_loss(site, nodes)
             generation = recorder.generations.open(
                 index, nodes, site, recorder.state.step, following
             )
@@ -234,6 +254,23 @@ class BackwardSource(EventSource):
             recorder.bus.note_failure("backward", error)
             generation = Generation(index, site)
         return generation, before
+
+    def _site_of_loss(self, site: CallSite | None, roots: Sequence[Node]) -> CallSite | None:
+        """Return where to say that a backward was called.
+
+        A library that trains calls it itself, on what some line of the user's has made. Where the
+        user's line hands a loss to the library, that line is it.
+        """
+        if site is None or len(site) == _OF_THE_USER:
+            return site
+        key = id(site[0]), site[1]
+        if self._without_line[key] >= _LOOKS or _is_given_a_loss():
+            return site
+        made = line_of_root(roots, apart_from=site)
+        if made is None:
+            self._without_line[key] += 1
+            return site
+        return cast("CallSite", (*made[:2], *site[2:]))
 
     def fail(self, generation: Generation, outputs: Any, error: BaseException) -> None:
         """Tell that it has failed."""
@@ -266,6 +303,24 @@ class BackwardSource(EventSource):
             recorder.bus.emit(GradientsReturned(finished, returned))
         if keeps and not failed:
             recorder.bus.emit(GraphKept(finished))
+
+
+def _is_given_a_loss() -> bool:
+    """Return whether what the user's line has called was given a tensor that has a graph."""
+    frame = called_by_the_user(sys._getframe(1))  # noqa: SLF001 - as in call_sites
+    if frame is None:
+        return False
+    given = inspect.getargs(frame.f_code)
+    variables = variables_of(frame)
+    names = (*given.args, given.varargs, given.varkw)
+    return any(_has_graph(variables.get(name)) for name in names if name is not None)
+
+
+def _has_graph(value: object) -> bool:
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return any(isinstance(each, torch.Tensor) and each.grad_fn is not None for each in values)
 
 
 def _read(roots: Sequence[Any]) -> tuple[list[Node], tuple[Tensor, ...], bool]:
