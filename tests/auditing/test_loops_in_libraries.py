@@ -252,3 +252,172 @@ def test_a_loss_that_is_all_the_librarys_leaves_the_users_call():
     with gs.audit() as session:
         train(model, optimizer, 6)  # calls the library
     assert backwards_at(session) == ["calls the library"]
+
+
+COMPUTED = """
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+            self.head = nn.Linear(8, 1)
+
+        def forward(self, x):
+            return self.head(self.layers(x))
+
+    def train(step, model, steps=6):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(steps):
+            result = step(model, torch.randn(8, 4))
+            if isinstance(result, tuple):
+                result = result[0]
+            elif isinstance(result, dict):
+                result = result["loss"]
+            optimizer.zero_grad()
+            getattr(result, "loss", result).backward()
+            optimizer.step()
+"""
+
+
+class Output:
+    def __init__(self, loss, scores):
+        self.loss, self.scores = loss, scores
+
+
+def loss_or_pair(model, x, return_outputs=False):
+    out = model(x)
+    scores = out.detach().requires_grad_()  # cuts
+    loss = scores.pow(2).mean()
+    return (loss, out) if return_outputs else loss
+
+
+def loss_in_a_dict(model, x):
+    out = model(x)
+    scores = out.detach().requires_grad_()  # cuts
+    return {"loss": scores.pow(2).mean(), "out": out}
+
+
+def loss_in_an_object(model, x):
+    out = model(x)
+    scores = out.detach().requires_grad_()  # cuts
+    loss = scores.pow(2).mean()
+    return Output(loss=loss, scores=out)
+
+
+def loss_beside_what_is_logged(model, x):
+    out = model(x)
+    return {"loss": out.pow(2).mean(), "out": out.detach()}
+
+
+def audited(step, **options):
+    found = library(COMPUTED)
+    torch.manual_seed(0)
+    with gs.audit() as session:
+        found["train"](step, found["Model"](), **options)
+    return session
+
+
+@pytest.mark.parametrize("step", [loss_or_pair, loss_in_a_dict, loss_in_an_object])
+def test_a_loss_that_is_cut_beside_what_is_returned_is_one_finding_at_the_cut(step):
+    (finding,) = audited(step).findings
+    assert finding.code == "GCS401"
+    source = Path(__file__).read_text(encoding="utf-8").splitlines()
+    assert source[finding.location.line - 1].endswith("# cuts")
+    assert finding.location.function == step.__name__
+
+
+def test_a_loss_beside_what_was_detached_for_a_log_is_silent():
+    assert audited(loss_beside_what_is_logged).findings == ()
+
+
+KEPT = {}
+
+
+def loss_of_what_is_looked_up(model, x):
+    KEPT["scores"] = model(x)  # does not reach it
+    return torch.ones(2, requires_grad=True).sum()
+
+
+def test_layers_of_one_call_that_does_not_reach_the_loss_are_one_finding():
+    (finding,) = audited(loss_of_what_is_looked_up).findings
+    assert finding.code == "GCS403"
+    assert "what `model` returns" in finding.message
+    source = Path(__file__).read_text(encoding="utf-8").splitlines()
+    assert source[finding.location.line - 1].endswith("# does not reach it")
+
+
+class WithAnUnusedPart(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used = nn.Linear(4, 1)
+        self.unused = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+
+    def forward(self, x):
+        return self.used(x)
+
+
+def test_layers_of_a_part_that_is_never_called_are_one_finding():
+    model = WithAnUnusedPart()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with gs.audit() as session:
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).mean().backward()
+            optimizer.step()
+    (finding,) = session.findings
+    assert finding.code == "GCS403"
+    assert "`model.unused` is never called" in finding.message
+    assert len(finding.evidence["parameters"]) == 4
+    assert finding.location.function == "WithAnUnusedPart.forward"
+
+
+HANDLED = """
+    def fit(step, model, on_exception):
+        try:
+            train(step, model)
+        except BaseException as error:
+            on_exception(error)
+            raise
+"""
+
+
+def loss_without_a_graph(model, x):
+    loss = model(x).pow(2).mean()
+    return {"loss": loss.detach(), "size": len(x)}  # refused for this
+
+
+@torch.no_grad()  # refused for this
+def loss_without_recording(model, x):
+    return model(x).pow(2).mean()
+
+
+def overwritten(model, x):
+    hidden = model.layers(x)
+    scores = model.head(hidden)
+    hidden.add_(1)  # refused for this
+    return scores.pow(2).mean()
+
+
+@pytest.mark.parametrize(
+    ("step", "code"),
+    [
+        (loss_without_a_graph, "GCS401"),
+        (loss_without_recording, "GCS402"),
+        (overwritten, "GCS103"),
+    ],
+)
+def test_what_torch_refuses_a_library_is_told_once_at_the_users_line(step, code):
+    found = library(COMPUTED + HANDLED)
+    session = gs.audit()
+    session.__enter__()
+
+    def end(error):
+        session.__exit__(type(error), error, error.__traceback__)
+
+    model = found["Model"]()
+    with pytest.raises(RuntimeError):
+        found["fit"](step, model, end)
+    (finding,) = session.findings
+    assert (finding.code, finding.severity) == (code, gs.Severity.ERROR)
+    source = Path(__file__).read_text(encoding="utf-8").splitlines()
+    assert source[finding.location.line - 1].endswith("# refused for this")
+    assert all(each.location.path == __file__ for each in finding.related)

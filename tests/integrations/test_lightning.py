@@ -93,6 +93,21 @@ class Detaches(Classifier):
         return self.head(hidden)
 
 
+class WithoutGraph(Classifier):
+    def training_step(self, batch, index):
+        loss = super().training_step(batch, index)
+        return {"loss": loss.detach(), "rows": len(batch)}  # cuts
+
+
+class Frozen(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.body.requires_grad_(False)
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.01)  # makes the optimizer
+
+
 class ByHand(Classifier):
     def __init__(self):
         super().__init__()
@@ -186,6 +201,21 @@ def test_mistakes_are_found_at_their_lines(tmp_path, module, code, comment):
     session = fit(tmp_path, module())
     assert accusations(session) == [code]
     assert comment_at(the(code, session).location) == comment
+
+
+def test_what_torch_refuses_is_told_once_where_the_users_code_cut_it(tmp_path):
+    callback = GradcheckCallback()
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        trainer(tmp_path, callback).fit(WithoutGraph(), batches())
+    (finding,) = callback.session.findings
+    assert finding.code == "GCS401"
+    assert comment_at(finding.location) == "cuts"
+
+
+def test_frozen_parameters_are_told_where_the_optimizer_is_made(tmp_path):
+    session = fit(tmp_path, Frozen())
+    assert accusations(session) == []
+    assert comment_at(the("GCS406", session).location) == "makes the optimizer"
 
 
 def test_what_lightning_wraps_is_seen_as_the_optimizer_itself(tmp_path):

@@ -229,7 +229,8 @@ class BackwardSource(EventSource):
             roots = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
             nodes, tensors, has_leaf = _read(roots)
             following: dict[Node, Following] = {}
-            site = self._site_of_loss(site, nodes)
+            called, site = site, self._line_of_loss(site, nodes, tensors)
+            recorder.state.backward_called = called, site
             generation = recorder.generations.open(
                 index, nodes, site, recorder.state.step, following
             )
@@ -255,22 +256,33 @@ class BackwardSource(EventSource):
             generation = Generation(index, site)
         return generation, before
 
-    def _site_of_loss(self, site: CallSite | None, roots: Sequence[Node]) -> CallSite | None:
-        """Return where to say that a backward was called.
+    def _line_of_loss(
+        self, site: CallSite | None, roots: Sequence[Node], tensors: Sequence[Tensor]
+    ) -> CallSite | None:
+        """Return at which line of the user's to tell of a backward.
 
         A library that trains calls it itself, on what some line of the user's has made. Where the
         user's line hands a loss to the library, that line is it.
         """
-        if site is None or len(site) == _OF_THE_USER:
+        if site is None or site[_OF_THE_USER:] == ():
             return site
         key = id(site[0]), site[1]
-        if self._without_line[key] >= _LOOKS or _is_given_a_loss():
+        if self._without_line[key] >= _LOOKS or _is_given_a_loss(tensors):
             return site
-        made = line_of_root(roots, apart_from=site)
+        made = line_of_root(roots, apart_from=site) if roots else self._line_of_forward(site)
         if made is None:
             self._without_line[key] += 1
             return site
         return cast("CallSite", (*made[:2], *site[2:]))
+
+    def _line_of_forward(self, site: CallSite) -> CallSite | None:
+        """Return where the model was called since the last backward: of a loss without a graph."""
+        state = self.recorder.state
+        if state.last_forward is None:
+            return None
+        lines, backwards = state.last_forward
+        is_new = backwards == state.backwards - 1
+        return lines[0] if is_new and lines[0][:2] != site[:2] else None
 
     def fail(self, generation: Generation, outputs: Any, error: BaseException) -> None:
         """Tell that it has failed."""
@@ -290,6 +302,7 @@ class BackwardSource(EventSource):
     ) -> None:
         """Tell that it has ended."""
         recorder = self.recorder
+        recorder.state.backward_called = None, None
         if recorder.saved_tensors.asked:
             recorder.saved_tensors.read_answers()
         if not self._tells_ends:
@@ -305,15 +318,16 @@ class BackwardSource(EventSource):
             recorder.bus.emit(GraphKept(finished))
 
 
-def _is_given_a_loss() -> bool:
-    """Return whether what the user's line has called was given a tensor that has a graph."""
+def _is_given_a_loss(roots: Sequence[Tensor]) -> bool:
+    """Return whether what the user's line has called was given one of these, or any graph."""
     frame = called_by_the_user(sys._getframe(1))  # noqa: SLF001 - as in call_sites
     if frame is None:
         return False
     given = inspect.getargs(frame.f_code)
     variables = variables_of(frame)
     names = (*given.args, given.varargs, given.varkw)
-    return any(_has_graph(variables.get(name)) for name in names if name is not None)
+    given_values = [variables.get(name) for name in names if name is not None]
+    return any(_has_graph(each) or any(each is root for root in roots) for each in given_values)
 
 
 def _has_graph(value: object) -> bool:

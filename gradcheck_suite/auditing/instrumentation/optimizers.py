@@ -26,7 +26,6 @@ from gradcheck_suite.auditing.events import (
     StepStarted,
 )
 from gradcheck_suite.auditing.instrumentation.base import EventSource, is_compiling
-from gradcheck_suite.auditing.object_names.optimizers import innermost_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +78,7 @@ class OptimizerSource(EventSource):
         for handle in self._handles:
             handle.remove()
 
-    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         source: OptimizerSource = self.acting
         recorder = source.recorder
         if not recorder.state.running:
@@ -87,7 +86,9 @@ class OptimizerSource(EventSource):
         recorder.write_log.listening = False
         source.site = exact_call_site()
         if recorder.optimizers.note(optimizer):
-            recorder.bus.emit(StepStarted(recorder.state.step, optimizer, source.site))
+            has_closure = args[1:] != () or kwargs != {}
+            started = StepStarted(recorder.state.step, optimizer, source.site, has_closure)
+            recorder.bus.emit(started)
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         source: OptimizerSource = self.acting
@@ -152,7 +153,7 @@ class OptimizerSource(EventSource):
             result = original(self, *args, **kwargs)
             recorder: Recorder = placed.acting.recorder
             if recorder.resume() and not is_compiling():
-                loaded = innermost_optimizer(self)
+                loaded = recorder.optimizers.seen_in(self)
                 if recorder.optimizers.note(loaded):
                     recorder.bus.emit(OptimizerStateLoaded(loaded, exact_call_site()))
             return result
@@ -168,7 +169,8 @@ class OptimizerSource(EventSource):
             recorder: Recorder = placed.acting.recorder
             if not recorder.state.running or is_compiling():
                 return
-            owner = innermost_optimizer(self) if isinstance(self, Optimizer) else self
+            known = recorder.optimizers
+            owner = known.seen_in(self) if isinstance(self, Optimizer) else self
             if isinstance(owner, Optimizer) and not recorder.optimizers.note(owner):
                 return
             set_to_none = bool(args[0] if args else kwargs.get("set_to_none", True))
@@ -227,8 +229,11 @@ class SchedulerSource(EventSource):
             caller = sys._getframe(1)  # noqa: SLF001 - the constructor steps once itself
             if not source.inside and caller.f_code.co_name not in _OF_THE_CONSTRUCTOR:
                 optimizer = getattr(scheduler, "optimizer", None)
-                known = innermost_optimizer(optimizer) if isinstance(optimizer, Optimizer) else None
-                source.recorder.bus.emit(SchedulerStepped(scheduler, known, exact_call_site()))
+                recorder: Recorder = source.recorder
+                known = None
+                if isinstance(optimizer, Optimizer):
+                    known = recorder.optimizers.seen_in(optimizer)
+                recorder.bus.emit(SchedulerStepped(scheduler, known, exact_call_site()))
             return result
 
         return step

@@ -15,7 +15,6 @@ from gradcheck_suite.auditing.events import (
     ScalerUpdated,
 )
 from gradcheck_suite.auditing.instrumentation.base import EventSource
-from gradcheck_suite.auditing.object_names.optimizers import innermost_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,10 +74,8 @@ class ScalingSource(EventSource):
             finally:
                 if not source.inside:
                     site = exact_call_site()
-                    unscaled = GradientsUnscaled(
-                        scaler, innermost_optimizer(optimizer), failed, site
-                    )
-                    source.recorder.bus.emit(unscaled)
+                    inner = source.recorder.optimizers.seen_in(optimizer)
+                    source.recorder.bus.emit(GradientsUnscaled(scaler, inner, failed, site))
             return result
 
         return unscale_
@@ -95,7 +92,7 @@ class ScalingSource(EventSource):
                 failed = False
             finally:
                 stepped = recorder.state.optimizer_steps > before
-                inner = innermost_optimizer(optimizer)
+                inner = recorder.optimizers.seen_in(optimizer)
                 recorder.bus.emit(ScalerStepped(scaler, inner, stepped, failed, exact_call_site()))
             return result
 

@@ -100,7 +100,14 @@ class Optimizers:
         self.parameter_modules = ParameterModules()
         self.bare_at = -1
         for optimizer in self._only or ():
-            self.note(optimizer)
+            self.note(innermost_optimizer(optimizer))
+
+    def seen_in(self, optimizer: Optimizer) -> Optimizer:
+        """Return the optimizer that is known, or is to be, for this one: what a library wraps.
+
+        What was made or has stepped by torch's own methods is known as itself.
+        """
+        return optimizer if id(optimizer) in self._known else innermost_optimizer(optimizer)
 
     def note(self, optimizer: Optimizer) -> bool:
         """Know this optimizer from now on, and return whether the audit looks at it."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import checkpoint
 
-from gradcheck_suite.auditing.call_sites import CallSite, call_site, is_user_code
+from gradcheck_suite.auditing.call_sites import CallSite, call_site, user_sites
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.auditing.instrumentation.module_calls import ModuleCalls
 
-__all__ = ["Call", "ModuleWatch", "user_sites"]
+__all__ = ["Call", "ModuleWatch"]
 
 _MOST_CALLS = 16
 """Calls of one module that are noted in the step that is watched. A bound on cost: each call goes
@@ -85,19 +85,6 @@ def _checkpoint_site() -> CallSite | None:
     while frame is not None and frame.f_code.co_filename != _CHECKPOINT:
         frame = frame.f_back
     return None if frame is None else call_site(frame)
-
-
-def user_sites() -> tuple[tuple[CallSite, ...], set[str]]:
-    """Return the user's lines that are running, innermost first, and the files of all frames."""
-    frame = sys._getframe(1)  # noqa: SLF001 - the only cheap way
-    sites: list[CallSite] = []
-    files: set[str] = set()
-    while frame is not None:
-        files.add(frame.f_code.co_filename)
-        if is_user_code(frame.f_code):
-            sites.append((frame.f_code, frame.f_lasti))
-        frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
-    return tuple(sites), files
 
 
 def _has_graph(output: Any) -> bool:
