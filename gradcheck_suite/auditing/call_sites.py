@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 
@@ -22,14 +22,18 @@ if TYPE_CHECKING:
 __all__ = [
     "CallSite",
     "call_site",
+    "called_by_the_user",
     "exact_call_site",
     "innermost_site",
+    "is_of_library",
     "is_of_torch",
     "is_user_code",
     "kind_of_file",
     "location_of",
+    "sites_up_to_library",
     "user_files_with",
     "user_frames",
+    "user_sites",
     "variables_of",
 ]
 
@@ -63,6 +67,11 @@ kind_of_file = _Kinds()
 def is_user_code(code: CodeType) -> bool:
     """Return whether this code is the user's own: no library's, torch's or ours."""
     return kind_of_file[code.co_filename] == _USER
+
+
+def is_of_library(code: CodeType) -> bool:
+    """Return whether this code is that of an installed package other than torch and us."""
+    return kind_of_file[code.co_filename] == _LIBRARY
 
 
 def is_of_torch(code: CodeType) -> bool:
@@ -136,6 +145,63 @@ def user_frames() -> Iterator[FrameType]:
         if kind_of_file[frame.f_code.co_filename] != _MACHINERY:
             yield frame
         frame = frame.f_back
+
+
+def user_sites() -> tuple[tuple[CallSite, ...], set[str]]:
+    """Return the user's lines that are running, innermost first, and the files of all frames.
+
+    Where a line has called a library, and that called the line before, the place in the library
+    follows in its ``CallSite``.
+    """
+    frame = sys._getframe(1)  # noqa: SLF001 - as above
+    sites: list[CallSite] = []
+    files: set[str] = set()
+    library: FrameType | None = None
+    while frame is not None:
+        code = frame.f_code
+        files.add(code.co_filename)
+        if is_user_code(code):
+            here = (code, frame.f_lasti)
+            through = () if library is None else (library.f_code, library.f_lasti)
+            sites.append(cast("CallSite", (*here, *through)))
+            library = None
+        elif library is None and is_of_library(code):
+            library = frame
+        frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
+    return tuple(sites), files
+
+
+def sites_up_to_library() -> tuple[CallSite, ...]:
+    """Return the user's lines that are running, innermost first, up to what a library has called.
+
+    Where all are libraries', there is none.
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - as above
+    kinds = kind_of_file
+    sites: list[CallSite] = []
+    while frame is not None and len(sites) < _MOST_SITES:
+        code = frame.f_code
+        kind = kinds[code.co_filename]
+        if kind == _USER:
+            sites.append((code, frame.f_lasti))
+        elif kind == _LIBRARY and sites:
+            break
+        frame = frame.f_back
+    return tuple(sites)
+
+
+_MOST_SITES = 16
+"""Lines that are taken down of one call. A bound on cost: a loss goes up through few functions."""
+
+
+def called_by_the_user(start: FrameType) -> FrameType | None:
+    """Return the frame of what the innermost line of the user's has called, from ``start`` on."""
+    inner, frame = start, start.f_back
+    while frame is not None:
+        if kind_of_file[frame.f_code.co_filename] == _USER:
+            return inner
+        inner, frame = frame, frame.f_back
+    return None
 
 
 _MOST_FILES = 32

@@ -281,11 +281,15 @@ class BackwardFailed(NamedTuple):
 
 
 class StepStarted(NamedTuple):
-    """An optimizer's ``step()`` has begun. ``number`` counts finished steps."""
+    """An optimizer's ``step()`` has begun. ``number`` counts finished steps.
+
+    Where it may have been given a closure, that may yet fill the gradients that it uses.
+    """
 
     number: int
     optimizer: Optimizer
     site: CallSite | None
+    has_closure: bool = False
 
 
 class StepFinished(NamedTuple):

@@ -82,6 +82,7 @@ class Recorder:
         write_tracer: follows lines where writers take no note.
         saved_tensors: what autograd has saved.
         hooks: the pair that is told of each tensor that it saves.
+        configured_at: the user's line that has set up a library that trains; None if none is known.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Recorder:
         self.write_tracer = WriteTracer(bus, state, self.write_log, options)
         self.saved_tensors = SavedTensors(bus, state, self.write_log, self.write_tracer)
         self.hooks = self.saved_tensors.make_hooks()
+        self.configured_at: CallSite | None = None
         self._steps_are_marked = False
         self._sampler = StepSampler(options)
         self._paused_after: weakref.ref[Optimizer] | None = None

@@ -137,6 +137,10 @@ class RunState:
         optimizer_steps: the number of finished ``optimizer.step()``, whatever counts as a step.
         recent_steps: the last of these.
         backwards: the number of outermost backwards begun.
+        backward_called: where the backward that runs was called, and at which line of the user's
+            that is told; the two differ where a library has called it.
+        last_forward: the user's lines that have last called a module from outside of all modules,
+            innermost first, and how many backwards had begun by then; None if none is known.
         thread: the one on which the audit was begun.
         running: whether the audit watches now.
         paused_for: for how many more steps it does not, of its own accord.
@@ -157,6 +161,8 @@ class RunState:
     def __init__(self) -> None:
         self.clock = Clock()
         self.step = self.iteration = self.optimizer_steps = self.backwards = self.thread = 0
+        self.backward_called: tuple[CallSite | None, CallSite | None] = (None, None)
+        self.last_forward: tuple[tuple[CallSite, ...], int] | None = None
         self.recent_steps: deque[OptimizerStep] = deque(maxlen=_KEPT_STEPS)
         self.running = self.installed = self.finished = False
         self.paused_for = self.skipped_steps = 0
@@ -165,3 +171,9 @@ class RunState:
         self.left_hooks: str | None = None
         self.hook_regions = self.transform_regions = self.backwards_elsewhere = 0
         self.children: Counter[str] = Counter()
+
+    def told_for(self, site: CallSite | None) -> CallSite | None:
+        """Return the line to tell of what happens at this one while a backward runs."""
+        called, told = self.backward_called
+        is_call = site is not None and called is not None and site[:2] == called[:2]
+        return told if is_call else site

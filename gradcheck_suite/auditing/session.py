@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
+    from gradcheck_suite.auditing.call_sites import CallSite
     from gradcheck_suite.auditing.events import Detector
     from gradcheck_suite.auditing.ledger.facts import Ledger
     from gradcheck_suite.auditing.output.status_line import StatusLine
@@ -409,6 +410,18 @@ class Session:
     def _step_aside(self) -> None:
         self._audits_inside += 1
         self._stop()
+
+    @property
+    def configured_at(self) -> CallSite | None:
+        """The user's line that has set up a library that trains; None if none is known.
+
+        What the library makes by it, such as an optimizer, is said to be made there.
+        """
+        return self._recorder.configured_at
+
+    @configured_at.setter
+    def configured_at(self, site: CallSite | None) -> None:
+        self._recorder.configured_at = site
 
     def _show_status(self) -> StatusLine | None:
         """Say on the terminal, if there is one, how far this audit has come."""

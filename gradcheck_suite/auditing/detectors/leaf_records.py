@@ -231,6 +231,8 @@ class LeafRecords:
         self._until = -1
         self._frozen: list[LeafRecord] = []
         self._later_optimizers = 0
+        # Those of a step whose closure fills their gradients.
+        self._filled_inside: list[LeafRecord] = []
         self.fresh: dict[tuple[int, ...], FreshLeaves] = {}
         self.unowned: list[LeafRecord] = []
         self.stepped: list[LeafRecord] = []
@@ -363,7 +365,7 @@ class LeafRecords:
 
     def _look_at_all(self, event: StepStarted, step: int) -> None:
         self.stepped = []
-        asked: list[tuple[LeafRecord, Tensor]] = []
+        looked_at: list[LeafRecord] = []
         owned = set(map(id, parameters_of(event.optimizer)))
         for key, record in self._living.items():
             # What no optimizer owns is looked at beside the parameters of the first.
@@ -376,7 +378,19 @@ class LeafRecords:
                 self.stepped.append(record)
             record.steps += 1
             record.ask(tensor.requires_grad, step)
-            if tensor.grad is not None:
+            looked_at.append(record)
+        self._filled_inside = looked_at if event.has_closure else []
+        if not event.has_closure:
+            self._look_at_gradients(looked_at, step)
+        frozen = [each for each in self._living.values() if not each.asked_last]
+        # From all over: what is thawed is mostly a part.
+        self._frozen = frozen[:: -(-len(frozen) // _MOST_FROZEN)] if frozen else []
+
+    def _look_at_gradients(self, records: Sequence[LeafRecord], step: int) -> None:
+        asked: list[tuple[LeafRecord, Tensor]] = []
+        for record in records:
+            tensor = record.reference()
+            if tensor is not None and tensor.grad is not None:
                 asked.append((record, tensor.grad))
             else:
                 record.missed += 1
@@ -388,9 +402,6 @@ class LeafRecords:
                 record.with_gradient += 1
             is_reached = record.reached_last is not None and record.reached_last > step - self.turns
             record.missed = record.missed + 1 if is_zero and not is_reached else 0
-        frozen = [each for each in self._living.values() if not each.asked_last]
-        # From all over: what is thawed is mostly a part.
-        self._frozen = frozen[:: -(-len(frozen) // _MOST_FROZEN)] if frozen else []
 
     def _look_for_thawed(self, step: int) -> None:
         """Look closely as soon as a frozen leaf asks for gradients, long after the first steps."""
@@ -410,6 +421,9 @@ class LeafRecords:
         return first is optimizer
 
     def _end_step(self, _event: StepFinished) -> None:
+        if self._filled_inside:
+            records, self._filled_inside = self._filled_inside, []
+            without_user_modes(self._look_at_gradients, records, self._recorder.state.step)
         if self.is_looking:
             without_user_modes(self._look_for_changes)
 

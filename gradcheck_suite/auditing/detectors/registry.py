@@ -144,7 +144,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
     scaled = ScaledLosses(windows)
     without_backward = StepWithoutBackwardDetector(windows, recorder.optimizers)
     contract = FunctionContractDetector(recorder)
-    without_gradient = ParameterWithoutGradientDetector(recorder, names)
+    without_gradient = ParameterWithoutGradientDetector(recorder, windows, names)
     losses = ConstantLossTermDetector(without_gradient)
     rates = LearningRateZeroDetector(recorder.optimizers, windows, leaves, names)
     return (

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
+import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -19,7 +22,12 @@ from gradcheck_suite._torch_compat import (
     step_aside_from_backward,
     transform_is_active,
 )
-from gradcheck_suite.auditing.call_sites import call_site, exact_call_site
+from gradcheck_suite.auditing.call_sites import (
+    call_site,
+    called_by_the_user,
+    exact_call_site,
+    variables_of,
+)
 from gradcheck_suite.auditing.events import (
     BackwardFailed,
     BackwardFinished,
@@ -34,6 +42,7 @@ from gradcheck_suite.auditing.events import (
 from gradcheck_suite.auditing.instrumentation.base import EventSource, is_compiling
 from gradcheck_suite.auditing.object_names.optimizers import changes_since
 from gradcheck_suite.auditing.saved_tensors.graph_lifetime import Generation
+from gradcheck_suite.auditing.saved_tensors.saved_tensor import line_of_root
 from gradcheck_suite.auditing.user_modes import without_user_modes
 
 if TYPE_CHECKING:
@@ -44,6 +53,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite._runtime.patches import Patches
     from gradcheck_suite._torch_compat import Following
+    from gradcheck_suite.auditing.call_sites import CallSite
     from gradcheck_suite.auditing.object_names.optimizers import GradientState
     from gradcheck_suite.auditing.recorder import Recorder
 
@@ -56,6 +66,17 @@ among what follows the roots in torch's ``run_backward`` (gradients, two flags, 
 _STEPS_LOOKED_THROUGH = 8
 """In so many, the whole graph of each backward is looked at; after that in every eighth:
 ``_EVERY_ITERATION_UNTIL`` of ``graph_lifetime``."""
+
+
+_OF_THE_USER = 2
+"""The length of a ``CallSite`` at which no library stands between the user's line and torch."""
+
+_LOOKS = 3
+"""Backwards of one line of a library for whose loss a line of the user's is looked for in vain. A
+bound on cost: a loss that is all the library's, such as that of a model of its own, has none."""
+
+_NEVER = -sys.maxsize
+"""Added to a count that is not to reach any bound."""
 
 
 class BackwardSource(EventSource):
@@ -79,6 +100,9 @@ class BackwardSource(EventSource):
         # Asked once: every call counts here.
         self._tells_starts = recorder.bus.wants_any(self.kinds[:4])
         self._tells_ends = recorder.bus.wants_any(self.kinds[5:8])
+        # By the place in a library: how often no line was found, and the line of a forward.
+        self._missed: Counter[tuple[int, ...]] = Counter()
+        self._forwards: dict[tuple[int, ...], CallSite] = {}
 
     def install(self, patches: Patches) -> None:
         """Replace the engine's entry points."""
@@ -210,6 +234,10 @@ class BackwardSource(EventSource):
             roots = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
             nodes, tensors, has_leaf = _read(roots)
             following: dict[Node, Following] = {}
+            called = site
+            if site is not None and site[_OF_THE_USER:] != ():
+                site = self._line_of_loss(site, nodes, tensors)
+            recorder.state.backward_called = called, site
             generation = recorder.generations.open(
                 index, nodes, site, recorder.state.step, following
             )
@@ -235,6 +263,37 @@ class BackwardSource(EventSource):
             generation = Generation(index, site)
         return generation, before
 
+    def _line_of_loss(
+        self, site: CallSite, roots: Sequence[Node], tensors: Sequence[Tensor]
+    ) -> CallSite:
+        """Return at which line of the user's to tell of a backward.
+
+        A library that trains calls it itself, on what some line of the user's has made. Where the
+        user's line hands a loss to the library, that line is it.
+        """
+        if _is_given_a_loss(tensors):
+            return site
+        key = tuple(each if isinstance(each, int) else id(each) for each in site)
+        made: CallSite | None = None
+        if self._missed[key] < _LOOKS:
+            made = line_of_root(roots, apart_from=site)
+            # One that was found once is looked for each time.
+            self._missed[key] += _NEVER if made is not None else 1
+        if made is None:
+            made = self._forwards.get(key) or self._line_of_forward(site)
+            if made is not None:
+                self._forwards[key] = made
+        return site if made is None else cast("CallSite", (*made[:2], *site[2:]))
+
+    def _line_of_forward(self, site: CallSite) -> CallSite | None:
+        """Return where the model was called since the last backward, for a loss that is cut off."""
+        state = self.recorder.state
+        if state.last_forward is None:
+            return None
+        lines, backwards = state.last_forward
+        is_new = backwards == state.backwards - 1
+        return lines[0] if is_new and lines[0][:2] != site[:2] else None
+
     def fail(self, generation: Generation, outputs: Any, error: BaseException) -> None:
         """Tell that it has failed."""
         roots = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
@@ -253,6 +312,7 @@ class BackwardSource(EventSource):
     ) -> None:
         """Tell that it has ended."""
         recorder = self.recorder
+        recorder.state.backward_called = None, None
         if recorder.saved_tensors.asked:
             recorder.saved_tensors.read_answers()
         if not self._tells_ends:
@@ -266,6 +326,25 @@ class BackwardSource(EventSource):
             recorder.bus.emit(GradientsReturned(finished, returned))
         if keeps and not failed:
             recorder.bus.emit(GraphKept(finished))
+
+
+def _is_given_a_loss(roots: Sequence[Tensor]) -> bool:
+    """Return whether what the user's line has called was given one of these, or any graph."""
+    frame = called_by_the_user(sys._getframe(1))  # noqa: SLF001 - as in call_sites
+    if frame is None:
+        return False
+    given = inspect.getargs(frame.f_code)
+    variables = variables_of(frame)
+    names = (*given.args, given.varargs, given.varkw)
+    given_values = [variables.get(name) for name in names if name is not None]
+    return any(_has_graph(each) or any(each is root for root in roots) for each in given_values)
+
+
+def _has_graph(value: object) -> bool:
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return any(isinstance(each, torch.Tensor) and each.grad_fn is not None for each in values)
 
 
 def _read(roots: Sequence[Any]) -> tuple[list[Node], tuple[Tensor, ...], bool]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gradcheck_suite._torch_compat import jit_is_tracing
-from gradcheck_suite.auditing.call_sites import call_site
+from gradcheck_suite.auditing.call_sites import call_site, sites_up_to_library
 from gradcheck_suite.auditing.events import (
     ForwardFinished,
     ForwardHookRegistered,
@@ -178,13 +178,16 @@ class ForwardSource(EventSource):
                 result = original(module, *args, **kwargs)
             finally:
                 source.inside -= 1
+            lines = sites_up_to_library()
+            site = lines[0] if lines else call_site()
+            state.last_forward = (lines, state.backwards) if lines else None
             source.recorder.bus.emit(
                 ForwardFinished(
                     module,
                     result,
                     torch.is_grad_enabled(),
                     torch.is_inference_mode_enabled(),
-                    call_site(),
+                    site,
                     (*args, *kwargs.values()),
                 )
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 from torch.optim import Optimizer, lr_scheduler
@@ -26,6 +26,7 @@ from gradcheck_suite.auditing.events import (
     StepStarted,
 )
 from gradcheck_suite.auditing.instrumentation.base import EventSource, is_compiling
+from gradcheck_suite.auditing.object_names.optimizers import innermost_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +79,7 @@ class OptimizerSource(EventSource):
         for handle in self._handles:
             handle.remove()
 
-    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         source: OptimizerSource = self.acting
         recorder = source.recorder
         if not recorder.state.running:
@@ -86,7 +87,9 @@ class OptimizerSource(EventSource):
         recorder.write_log.listening = False
         source.site = exact_call_site()
         if recorder.optimizers.note(optimizer):
-            recorder.bus.emit(StepStarted(recorder.state.step, optimizer, source.site))
+            has_closure = args[1:] != () or kwargs != {}
+            started = StepStarted(recorder.state.step, optimizer, source.site, has_closure)
+            recorder.bus.emit(started)
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         source: OptimizerSource = self.acting
@@ -120,7 +123,7 @@ class OptimizerSource(EventSource):
             finally:
                 under_construction.discard(id(self))
             if recorder.resume() and recorder.optimizers.note(self):
-                recorder.bus.emit(OptimizerConstructed(self, exact_call_site()))
+                recorder.bus.emit(OptimizerConstructed(self, _asked_for_at(recorder)))
 
         return __init__
 
@@ -150,8 +153,10 @@ class OptimizerSource(EventSource):
         def load_state_dict(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
             result = original(self, *args, **kwargs)
             recorder: Recorder = placed.acting.recorder
-            if recorder.resume() and not is_compiling() and recorder.optimizers.note(self):
-                recorder.bus.emit(OptimizerStateLoaded(self, exact_call_site()))
+            if recorder.resume() and not is_compiling():
+                loaded = recorder.optimizers.noted(self)
+                if loaded is not None:
+                    recorder.bus.emit(OptimizerStateLoaded(loaded, exact_call_site()))
             return result
 
         return load_state_dict
@@ -165,12 +170,22 @@ class OptimizerSource(EventSource):
             recorder: Recorder = placed.acting.recorder
             if not recorder.state.running or is_compiling():
                 return
-            if isinstance(self, Optimizer) and not recorder.optimizers.note(self):
+            owner = recorder.optimizers.noted(self) if isinstance(self, Optimizer) else self
+            if owner is None:
                 return
             set_to_none = bool(args[0] if args else kwargs.get("set_to_none", True))
-            recorder.bus.emit(GradientsCleared(self, set_to_none, exact_call_site()))
+            recorder.bus.emit(GradientsCleared(owner, set_to_none, exact_call_site()))
 
         return zero_grad
+
+
+def _asked_for_at(recorder: Recorder) -> CallSite | None:
+    """Return the user's line that makes an optimizer, or has set up the library that does."""
+    site = exact_call_site()
+    of_library = site[2:] if site is not None else ()
+    if recorder.configured_at is None or not of_library:
+        return site
+    return cast("CallSite", (*recorder.configured_at[:2], *of_library))
 
 
 _NON_LEAF = "can't optimize a non-leaf Tensor"
@@ -214,7 +229,7 @@ class SchedulerSource(EventSource):
             caller = sys._getframe(1)  # noqa: SLF001 - the constructor steps once itself
             if not source.inside and caller.f_code.co_name not in _OF_THE_CONSTRUCTOR:
                 optimizer = getattr(scheduler, "optimizer", None)
-                known = optimizer if isinstance(optimizer, Optimizer) else None
+                known = innermost_optimizer(optimizer) if isinstance(optimizer, Optimizer) else None
                 source.recorder.bus.emit(SchedulerStepped(scheduler, known, exact_call_site()))
             return result
 

@@ -5,13 +5,21 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, TypeAlias
 
+from torch.optim import Optimizer
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from torch import Tensor, nn
-    from torch.optim import Optimizer
 
-__all__ = ["GradientState", "Optimizers", "ParameterModules", "changes_since", "parameters_of"]
+__all__ = [
+    "GradientState",
+    "Optimizers",
+    "ParameterModules",
+    "changes_since",
+    "innermost_optimizer",
+    "parameters_of",
+]
 
 GradientState: TypeAlias = "tuple[list[Tensor], list[tuple[int, int]] | None]"
 """Parameters, and the identity of the gradient of each, 0 for None, and its version; None where no
@@ -24,6 +32,44 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     for group in optimizer.param_groups:
         found += group["params"]
     return found
+
+
+def innermost_optimizer(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer that this one wraps, as libraries do, or itself if it wraps none.
+
+    What wraps another holds it, and gives its parameter groups for its own.
+
+    >>> import torch
+    >>> class Wrapper(torch.optim.Optimizer):
+    ...     def __init__(self, inner):
+    ...         self.inner = inner
+    ...         self.param_groups = inner.param_groups
+    >>> inner = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    >>> innermost_optimizer(Wrapper(Wrapper(inner))) is inner
+    True
+    """
+    for _ in range(_MOST_WRAPPERS):
+        groups = getattr(optimizer, "param_groups", None)
+        inner = next(
+            (
+                held
+                for held in list(getattr(optimizer, "__dict__", {}).values())
+                if isinstance(held, Optimizer) and getattr(held, "param_groups", ()) is groups
+            ),
+            None,
+        )
+        if inner is None:
+            break
+        optimizer = inner
+    return optimizer
+
+
+def _with_wrapped(optimizer: Optimizer) -> tuple[Optimizer, Optimizer]:
+    return optimizer, innermost_optimizer(optimizer)
+
+
+_MOST_WRAPPERS = 8
+"""Of wrappers one in another, so many are looked through: two that hold each other end it."""
 
 
 class Optimizers:
@@ -43,7 +89,9 @@ class Optimizers:
 
     def __init__(self, model: nn.Module | None, only: Iterable[Optimizer] | None) -> None:
         self._model = None if model is None else weakref.ref(model)
-        self._only = None if only is None else weakref.WeakSet(only)
+        self._only: weakref.WeakSet[Optimizer] | None = None
+        if only is not None:
+            self._only = weakref.WeakSet(same for each in only for same in _with_wrapped(each))
         # By identity: an optimizer may define equality, and weak sets of such would lose some.
         self._known: dict[int, weakref.ref[Optimizer]] = {}
         self.on_new: Callable[[], object] | None = None
@@ -52,7 +100,17 @@ class Optimizers:
         self.parameter_modules = ParameterModules()
         self.bare_at = -1
         for optimizer in self._only or ():
+            self.note(innermost_optimizer(optimizer))
+
+    def noted(self, optimizer: Optimizer) -> Optimizer | None:
+        """Know this optimizer, or what it wraps; return it, or None where the audit looks past it.
+
+        What was made or has stepped by torch's own methods is known as itself.
+        """
+        if id(optimizer) not in self._known:
+            optimizer = innermost_optimizer(optimizer)
             self.note(optimizer)
+        return optimizer if self._only is None or optimizer in self._only else None
 
     def note(self, optimizer: Optimizer) -> bool:
         """Know this optimizer from now on, and return whether the audit looks at it."""

@@ -288,7 +288,7 @@ class SavedTensors:
                     node=node.name(),
                     producer=_producer_when_saved(packed, node),
                     version=version,
-                    site=call_site(),
+                    site=self._state.told_for(call_site()),
                 )
             )
         return version_error(packed, version)
@@ -339,7 +339,7 @@ class SavedTensors:
             node=None if node is None else node.name(),
             producer=_producer_when_saved(packed, node),
             change="content" if in_place else "memory",
-            site=call_site(),
+            site=self._state.told_for(call_site()),
         )
         if isinstance(unchanged, bool):
             self._tell(event)

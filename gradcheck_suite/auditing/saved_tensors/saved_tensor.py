@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from gradcheck_suite._torch_compat import read_saved, saved_attribute_names
+from gradcheck_suite.auditing.call_sites import is_user_code
 
 if TYPE_CHECKING:
     import weakref
+    from collections.abc import Iterable
 
     from torch import Tensor
     from torch.autograd.graph import Node
@@ -16,7 +19,14 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.run_state import Moment
     from gradcheck_suite.auditing.saved_tensors.checksums import Fingerprint
 
-__all__ = ["CHECKSUMMED", "PackedTensor", "line_near", "line_of_node", "packed_tensors_of"]
+__all__ = [
+    "CHECKSUMMED",
+    "PackedTensor",
+    "line_near",
+    "line_of_node",
+    "line_of_root",
+    "packed_tensors_of",
+]
 
 CHECKSUMMED: Final = -2
 """Stands for an address that no tensor has, so that each use of this one takes a closer look."""
@@ -94,4 +104,30 @@ def line_near(node: Any) -> CallSite | None:
             site = line_of_node(edge)
             if site is not None:
                 return site
+    return None
+
+
+_NODES_NEAR_A_ROOT = 32
+"""Nodes that are looked at for the line of a root. Chosen: what a library does to a loss that it is
+given (a mean, a division, a scaling) is fewer, and a look at one takes some microseconds."""
+
+
+def line_of_root(roots: Iterable[Node], *, apart_from: CallSite) -> CallSite | None:
+    """Return the user's line that made the roots of a graph, or what is nearest to them.
+
+    Args:
+        roots: where a backward starts.
+        apart_from: the line that has called a library, which has made nodes there as well.
+    """
+    waiting = deque(roots)
+    seen: set[Node] = set()
+    while waiting and len(seen) < _NODES_NEAR_A_ROOT:
+        node = waiting.popleft()
+        if node in seen:
+            continue
+        seen.add(node)
+        site = line_of_node(node)
+        if site is not None and site[:2] != apart_from[:2] and is_user_code(site[0]):
+            return site
+        waiting.extend(edge for edge, _ in node.next_functions if edge is not None)
     return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from torch import Tensor
 
@@ -43,6 +43,7 @@ __all__ = [
     "FLAT_METHODS",
     "Cut",
     "Flow",
+    "Followed",
     "flat_call",
     "follow",
     "follow_parts",
@@ -150,6 +151,21 @@ _MOST_EXPRESSIONS = 20_000
 second."""
 
 
+class Followed(NamedTuple):
+    """What became of a value in one function.
+
+    Attributes:
+        flow: where it got to.
+        parts: what is known of each value of the tuple that the function returns, if it does.
+        beside: what cut the first that is cut of several values that it returns, such as the loss
+            beside the outputs of a model; None if none is.
+    """
+
+    flow: Flow
+    parts: Parts | None = None
+    beside: Cut | None = None
+
+
 def follow(
     place: Location,
     *,
@@ -161,7 +177,7 @@ def follow(
 
     See ``follow_parts`` for the arguments.
     """
-    return follow_parts(place, from_calls=from_calls, sinks=sinks, span=span)[0]
+    return follow_parts(place, from_calls=from_calls, sinks=sinks, span=span).flow
 
 
 def follow_parts(
@@ -172,8 +188,8 @@ def follow_parts(
     span: Span | None = None,
     parts: Parts | None = None,
     variables: Mapping[str, object] | None = None,
-) -> tuple[Flow, Parts | None]:
-    """Follow what is called at ``place``, and tell the values of a returned tuple apart.
+) -> Followed:
+    """Follow what is called at ``place``, and tell several values that are returned apart.
 
     Args:
         place: where the value was made; with ``from_calls``, where backward is or is called.
@@ -184,17 +200,14 @@ def follow_parts(
         span: which call of that line made the value; None where it is not known.
         parts: what is known of each value, where the call returns a tuple of them.
         variables: those of the function, while it runs.
-
-    Returns:
-        Where the value got to; and the parts of the tuple that the function returns, if any.
     """
     path, line = place.path, place.line
     tree = tree_of(path)
     if tree is None:
-        return "unknown", None
+        return Followed("unknown")
     body = tree if place.function is None else innermost(tree, line)
     if body is None:
-        return "unknown", None
+        return Followed("unknown")
     walk = _Walk(path, tree, line, from_calls=from_calls)
     walk.made_parts = parts
     walk.variables = variables or {}
@@ -204,9 +217,9 @@ def follow_parts(
     ):
         walk.span = span
     try:
-        return walk.result(body), walk.returned_parts()
+        return Followed(walk.result(body), walk.returned_parts(), walk.beside)
     except _TooMuchError:
-        return "unknown", None
+        return Followed("unknown")
 
 
 def flat_call(place: Location, operations: Collection[str]) -> Flow:
@@ -300,6 +313,7 @@ class _Walk:
         self.variables: Mapping[str, object] = {}
         self.parts: dict[ast.expr, Parts] = {}
         self.returns: list[Parts | None] = []
+        self.beside: Cut | None = None
 
     def result(self, scope: ast.Module | Function) -> Flow:
         off = line_of_decorator(scope)
@@ -370,6 +384,9 @@ class _Walk:
         if self.from_calls and self.sink_lines:
             return  # What was cut off went into a backward here, and not to the caller.
         self.sinks.append(state)
+        if state == "live" and value is not None:
+            states = map(self.value, _values_in(value))
+            self.beside = next((each for each in states if isinstance(each, Cut)), self.beside)
         if isinstance(value, ast.Tuple):
             parts: list[_State] = [self.value(element) for element in value.elts]
             self.returns.append(tuple(parts))
@@ -627,6 +644,20 @@ def _pairs(node: ast.Assign) -> list[tuple[ast.expr, ast.expr]] | None:
     if len(target.elts) != len(value.elts):
         return None
     return list(zip(target.elts, value.elts, strict=True))
+
+
+def _values_in(node: ast.expr) -> list[ast.expr]:
+    """Return the values that an expression returns one beside the other, or one or the other."""
+    if isinstance(node, ast.IfExp):
+        return [*_values_in(node.body), *_values_in(node.orelse)]
+    if isinstance(node, (ast.Tuple, ast.List)):
+        return node.elts
+    if isinstance(node, ast.Dict):
+        return node.values
+    if isinstance(node, ast.Call) and (name_of(node) or "")[:1].isupper():
+        # An object that is made of them, such as a model's output.
+        return [*node.args, *(keyword.value for keyword in node.keywords)]
+    return [node]
 
 
 def _is_part(node: ast.expr, child: ast.expr) -> bool:

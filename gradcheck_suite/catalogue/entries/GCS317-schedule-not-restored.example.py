@@ -27,6 +27,6 @@ def save(model, optimizer, decay):
 def resume(checkpoint, batches):
     model, optimizer, decay = begin()
     model.load_state_dict(checkpoint["model"])
-    optimizer.load_state_dict(checkpoint["optimizer"])
+    optimizer.load_state_dict(checkpoint["optimizer"])  # GCS317
     train(model, optimizer, decay, batches)
     return optimizer

@@ -15,3 +15,18 @@ class RMSNorm(Function):
         scale = x.pow(2).mean(dim=-1, keepdim=True).rsqrt()
         along = (grad_output * x).mean(dim=-1, keepdim=True)
         return scale * (grad_output - x * along * scale**2)
+
+
+class Lookup(Function):
+    @staticmethod
+    def forward(ctx, table, index):
+        ctx.save_for_backward(index)
+        ctx.shape = table.shape
+        return table[index]
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        (index,) = ctx.saved_tensors
+        grad_table = grad_output.new_zeros(ctx.shape)
+        grad_table.index_add_(0, index, grad_output)
+        return grad_table, None

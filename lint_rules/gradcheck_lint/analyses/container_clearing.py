@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from gradcheck_lint.model.beginnings import first_time
 from gradcheck_lint.model.flow import Call, StoreKind
 from gradcheck_lint.model.growing import grows
 from gradcheck_lint.model.syntax import dotted_name, integer, last_word, walk
@@ -109,8 +110,12 @@ def is_emptied_by(calls: Iterable[Call], function: FunctionModel, target: str) -
         if scope is None or id(scope) in seen:
             continue
         seen.add(id(scope))
+        begins = set(_beginnings(scope, target))
         emptied = {
-            name for node in scope.nodes for name in _emptied_by(node, in_place=not is_attribute)
+            name
+            for node in scope.nodes
+            if id(node) not in begins
+            for name in _emptied_by(node, in_place=not is_attribute)
         }
         if is_attribute:
             words = {last_word(name) for name in emptied if "." in name}
@@ -127,6 +132,15 @@ def is_emptied_by(calls: Iterable[Call], function: FunctionModel, target: str) -
                 if isinstance(event, Call) and id(event.node) not in added
             )
     return False
+
+
+def _beginnings(scope: FunctionScope, target: str) -> Iterator[int]:
+    """Yield what is done the first time, as ``if self.mean is None: self.mean = value``."""
+    for node in scope.nodes:
+        first = first_time(node.test, None) if isinstance(node, cst.If) else None
+        if isinstance(node, cst.If) and first is not None and first.path == target:
+            arm = node.orelse if first.arm else node.body
+            yield from map(id, walk(arm) if arm is not None else ())
 
 
 def _made_as_entries(scope: FunctionScope) -> set[int]:
@@ -241,6 +255,8 @@ def _adds_to(value: cst.BaseExpression, name: str | None) -> bool:
     """Tell whether this is what was there with something added."""
     if isinstance(value, cst.List):
         return name is not None and grows(name, value)
+    if isinstance(value, cst.IfExp):
+        return any(_adds_to(choice, name) for choice in (value.body, value.orelse))
     return isinstance(value, cst.BinaryOperation) and any(
         isinstance(node, (cst.Name, cst.Attribute)) and dotted_name(node) == name
         for node in walk(value)

@@ -248,3 +248,19 @@ def test_an_optimizer_that_has_the_identity_of_one_that_is_gone_is_another():
     ]
     owners = [each.owners for each in ledger.parameters]
     assert set(owners) == {("SGD 1",), ("SGD 2",), ("SGD 3",)}
+
+
+def test_gradients_that_a_closure_fills_are_those_of_its_step():
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(3, 2)).sum()
+        loss.backward()
+        return loss
+
+    with gs.audit() as session:
+        for _ in range(4):
+            optimizer.step(closure)
+    assert {(each.steps, each.with_gradient) for each in session.ledger.parameters} == {(4, 4)}

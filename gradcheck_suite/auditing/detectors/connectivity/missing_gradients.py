@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 __all__ = [
     "CERTAIN",
     "LOOKED_AT",
+    "MODULE",
     "Group",
+    "Part",
     "Place",
     "Verdict",
     "Watched",
     "broken",
-    "called",
     "cut_before",
     "cut_place",
     "drawn_finding",
@@ -42,6 +43,9 @@ __all__ = [
     "none_gradient",
     "under_no_grad",
 ]
+
+MODULE = "<module>"
+"""Stands in a verdict for the name of the module that it is about."""
 
 LOOKED_AT = 8
 """In so many first steps of an optimizer, each parameter is asked for its gradient. A bound on
@@ -60,9 +64,22 @@ _HINTS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A module, by its name and class, and where the forward is that ought to call it."""
+
+    name: str
+    kind: str
+    forward: Location | None
+
+
 @dataclass(slots=True)
 class Place:
-    """Where a parameter without gradients belongs."""
+    """Where a parameter without gradients belongs.
+
+    ``outermost`` is the outermost module that has its module in it and no parameter with a
+    gradient; None where its own module is that.
+    """
 
     name: str
     module: str | None
@@ -71,16 +88,20 @@ class Place:
     whole: bool
     siblings: frozenset[int]
     forward: Location | None
+    outermost: Part | None = None
 
 
 @dataclass(slots=True)
 class Watched:
-    """An optimizer, its identity, and its parameters without a gradient so far."""
+    """An optimizer, its identity, and its parameters without a gradient so far.
+
+    ``site`` is where it was made; where nobody saw that, where it steps.
+    """
 
     identity: int
     optimizer: weakref.ref[Optimizer]
     name: str
-    step_site: CallSite | None
+    site: CallSite | None
     steps: int = 0
     parameters: int = 0
     missing: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)
@@ -93,7 +114,11 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why a parameter got no gradient, and what is to be done about it."""
+    """Why a parameter got no gradient, and what is to be done about it.
+
+    What is said of a module has ``MODULE`` for its name, and ``outermost`` is then the name of the
+    module that this may be said of as a whole.
+    """
 
     entry: catalogue.Entry
     location: Location | None
@@ -102,6 +127,7 @@ class Verdict:
     severity: Severity | None = Severity.WARNING
     related: tuple[Related, ...] = ()
     doubts: tuple[str, ...] = ()
+    outermost: str | None = None
 
 
 @dataclass(slots=True)
@@ -119,13 +145,16 @@ def is_conditional(watched: Watched, place: Place) -> bool:
     return any(mask not in (0, every) for mask in masks)
 
 
-def called(place: Place) -> str:
-    """Return words for the module of a parameter: a layer in a list has but a number."""
-    if place.module is None:
+def called(places: Sequence[Place]) -> str:
+    """Return words for the module of some parameters, or the outermost where they have several."""
+    name, kind = places[0].module, places[0].kind
+    outermost = places[0].outermost
+    if outermost is not None and any(place.module != name for place in places):
+        name, kind = outermost.name, outermost.kind
+    if name is None:
         return "its module"
-    if place.module.endswith("]"):
-        return f"the {place.kind} `{place.module}`"
-    return f"`{place.module}`"
+    # A layer in a list has but a number.
+    return f"the {kind} `{name}`" if name.endswith("]") else f"`{name}`"
 
 
 def none_gradient(function: type) -> Verdict:
@@ -156,7 +185,7 @@ def cut_before(
     sinks = {(place.path, place.line) for _, place in places}
     for code, place in places:
         variables = None if frames is None else frames.get(code)
-        flow, _ = follow_parts(place, from_calls=True, sinks=sinks, variables=variables)
+        flow = follow_parts(place, from_calls=True, sinks=sinks, variables=variables).flow
         if isinstance(flow, Cut):
             return flow
     return "unknown"
@@ -215,10 +244,11 @@ def finding_of(watched: Watched, group: Group) -> Finding:
     if len(names) > _NAMES_SHOWN:
         shown += f" and {len(names) - _NAMES_SHOWN} more"
     many = len(names) > 1
+    reason = verdict.reason.replace(MODULE, called(group.places))
     return Finding.of(
         verdict.entry,
         f"{shown} got no gradient in the {watched.steps} steps of {watched.name} that own"
-        f"{'s' if watched.steps == 1 else ''} {'them' if many else 'it'}: {verdict.reason}",
+        f"{'s' if watched.steps == 1 else ''} {'them' if many else 'it'}: {reason}",
         detector="audit",
         severity=verdict.severity,
         doubts=verdict.doubts,
@@ -290,7 +320,7 @@ def frozen_finding(watched: Watched) -> list[Finding]:
             message,
             detector="audit",
             severity=Severity.WARNING if nothing_trains else Severity.NOTE,
-            location=location_of(watched.step_site),
+            location=location_of(watched.site),
             hint="hand over what trains: [p for p in model.parameters() if p.requires_grad]",
             evidence={"parameters": len(frozen), "of_parameters": watched.parameters},
         )

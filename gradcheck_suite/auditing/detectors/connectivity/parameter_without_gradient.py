@@ -15,17 +15,24 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite import catalogue
-from gradcheck_suite.auditing.call_sites import CallSite, location_of, user_frames, variables_of
+from gradcheck_suite.auditing.call_sites import (
+    CallSite,
+    location_of,
+    user_frames,
+    user_sites,
+    variables_of,
+)
 from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.connectivity.missing_gradients import (
     CERTAIN,
     LOOKED_AT,
+    MODULE,
     Group,
+    Part,
     Place,
     Verdict,
     Watched,
     broken,
-    called,
     cut_before,
     cut_place,
     drawn_finding,
@@ -40,7 +47,6 @@ from gradcheck_suite.auditing.detectors.connectivity.missing_gradients import (
 from gradcheck_suite.auditing.detectors.connectivity.watched_modules import (
     Call,
     ModuleWatch,
-    user_sites,
 )
 from gradcheck_suite.auditing.detectors.reachable_parameters import (
     ALWAYS_WALKED,
@@ -67,6 +73,7 @@ from gradcheck_suite.auditing.source_analysis.assignments import cut_of
 from gradcheck_suite.auditing.source_analysis.flow_cut import (
     Cut,
     Flow,
+    Followed,
     Parts,
     flat_call,
     follow,
@@ -78,9 +85,13 @@ from gradcheck_suite.auditing.source_analysis.source import span_at
 from gradcheck_suite.findings import Finding, Location, Related
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+    from types import CodeType
+
     from torch import nn
     from torch.optim import Optimizer
 
+    from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindows
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.object_names.tensor_names import ParameterNames
     from gradcheck_suite.auditing.recorder import Recorder
@@ -102,16 +113,77 @@ _DRAWN = frozenset({"normal", "poisson"})
 those without slope, these alone are a mistake on one of several ways: `x - x.floor()` is none."""
 
 
+def _outermost(tree: ModuleTree, module: nn.Module, missing: Collection[int]) -> Part | None:
+    """Return the outermost module around this one all of whose parameters are among ``missing``."""
+    found, seen = module, {id(module)}
+    while (up := tree.parent(found)) is not None and id(up[0]) not in seen:
+        owned = [each for each in up[0].parameters() if each.requires_grad]
+        if any(id(each) not in missing for each in owned):
+            break
+        found = up[0]
+        seen.add(id(found))
+    if found is module:
+        return None
+    up = tree.parent(found)
+    return Part(tree.name(found), type(found).__name__, forward_of(found if up is None else up[0]))
+
+
+def _lines_to(event: BackwardStarted) -> tuple[CallSite, ...]:
+    """Return the user's lines that have led to a backward, innermost first.
+
+    Where a library has called it, of a loss that the user's code made, that is where.
+    """
+    stack = user_sites()[0]
+    site = event.site
+    if site is None or not stack or site[:2] == stack[0][:2]:
+        return stack
+    return (site,)
+
+
+def _cut_of_returned(site: CallSite) -> Flow:
+    """Return what cuts the value, or one of those, that the function of this line returns."""
+    place = location_of(site)
+    if place is None:
+        return "unknown"
+    followed = follow_parts(place, from_calls=True)
+    is_cut = isinstance(followed.flow, Cut)
+    return followed.flow if is_cut or followed.beside is None else followed.beside
+
+
+def _on_the_way(sites: tuple[CallSite, ...], callers: Collection[CodeType]) -> tuple[CallSite, ...]:
+    """Return the lines that hand on what a module returns, up to where backward is called.
+
+    Where none of those has called backward, a library has, and what is returned to it is the last
+    that is known.
+    """
+    for number, site in enumerate(sites):
+        if site[0] in callers:
+            # Whoever called this has no part in it.
+            return sites[: number + 1]
+    through_library = [
+        number for number, site in enumerate(sites) if number and len(site) > len(site[:2])
+    ]
+    return sites[: through_library[0]] if through_library else sites
+
+
+def _outermost_of(place: Place) -> str | None:
+    return place.module if place.outermost is None else place.outermost.name
+
+
 class ParameterWithoutGradientDetector:
     """Reports GCS401 to GCS406 and GCS408.
 
     Args:
         recorder: whose events these are.
+        windows: know where optimizers were made.
         names: how parameters are called.
     """
 
-    def __init__(self, recorder: Recorder, names: ParameterNames) -> None:
+    def __init__(
+        self, recorder: Recorder, windows: AccumulationWindows, names: ParameterNames
+    ) -> None:
         self._recorder = recorder
+        self._windows = windows
         self._names = names
         self._watched: dict[int, Watched] = {}
         self._reached: set[int] = set()
@@ -132,6 +204,8 @@ class ParameterWithoutGradientDetector:
         self._cut_short = self._compiled = False
         self._asked = self._failures = 0
         self._cuts: dict[tuple[CallSite, ...], Flow] = {}
+        self._followed: dict[object, Followed] = {}
+        self._forwards: set[tuple[CallSite, ...]] = set()
 
     def subscriptions(self) -> Subscriptions:
         """Read which parameters backward reaches and which steps go without."""
@@ -177,6 +251,8 @@ class ParameterWithoutGradientDetector:
         for watched in self._watched.values():
             if watched.watch is not None:
                 watched.watch.close()
+        # What is followed through the source asks objects that may be gone later.
+        self.findings()
 
     def _of(self, watched: Watched) -> list[Finding]:
         return [*self._without_gradient(watched), *frozen_finding(watched)]
@@ -202,7 +278,12 @@ class ParameterWithoutGradientDetector:
         return Attention.AWAKE
 
     def _walk_graph(self, event: BackwardStarted) -> None:
-        self._stacks.setdefault(user_sites()[0])
+        stack = _lines_to(event)
+        self._stacks.setdefault(stack)
+        forward = self._recorder.state.last_forward
+        if forward is not None and stack == (event.site,) and stack[0][:2] == forward[0][0][:2]:
+            # The line is not that of a loss, but of the model's call.
+            self._forwards.add(stack)
         found = reachable_graph(event)
         self._sloped |= found.sloped
         self._flat |= found.flat
@@ -229,9 +310,7 @@ class ParameterWithoutGradientDetector:
         if not isinstance(event.error, RuntimeError) or _NO_GRAPH not in str(event.error):
             return
         place = location_of(event.site)
-        frames = {frame.f_code: variables_of(frame) for frame in user_frames()}
-        flow = cut_before(user_sites()[0], frames)
-        del frames
+        flow = self._cut_of_failed(event.site)
         off = not torch.is_grad_enabled() or (isinstance(flow, Cut) and flow.under)
         known = self._recorder.optimizers.parameters()
         if known and not any(parameter.requires_grad for parameter in known):
@@ -271,6 +350,19 @@ class ParameterWithoutGradientDetector:
             hint=hint,
             evidence={"backward": event.number, "refused": True},
         )
+
+    def _cut_of_failed(self, site: CallSite | None) -> Flow:
+        """Return where the loss of a backward that fails was cut."""
+        stack, forward = user_sites()[0], self._recorder.state.last_forward
+        if forward is not None and site is not None and site[:2] == forward[0][0][:2]:
+            # A library has called it, of what these functions have returned to it.
+            for line in forward[0]:
+                flow = _cut_of_returned(line)
+                if isinstance(flow, Cut):
+                    return flow
+            return "unknown"
+        frames = {frame.f_code: variables_of(frame) for frame in user_frames()}
+        return cut_before(stack, frames)
 
     def _left_off(self, place: Location | None) -> tuple[Location | None, tuple[Related, ...]]:
         """Return the line that has left recording off, where one alone can have."""
@@ -328,8 +420,9 @@ class ParameterWithoutGradientDetector:
         if watched is None or watched.optimizer() is not event.optimizer:
             if watched is not None:
                 self._past.extend(self._of(watched))
+            site = self._windows.of(event.optimizer).constructed_at or event.site
             watched = self._watched[key] = Watched(
-                key, weakref.ref(event.optimizer), type(event.optimizer).__name__, event.site
+                key, weakref.ref(event.optimizer), type(event.optimizer).__name__, site
             )
         watched.steps += 1
         if watched.steps > LOOKED_AT:
@@ -411,6 +504,7 @@ class ParameterWithoutGradientDetector:
                     ),
                     siblings,
                     forward_of(module if up is None else up[0]),
+                    _outermost(tree, module, watched.missing),
                 )
             else:
                 name = self._names.of(parameter) or local_name(parameter) or "a tensor"
@@ -441,7 +535,7 @@ class ParameterWithoutGradientDetector:
                 continue
             if is_unreached and not place.modules and nothing_trains:
                 verdict = replace(verdict, doubts=(_STAND_IN,))
-            key = (verdict.entry.code, verdict.location, verdict.reason)
+            key = (verdict.entry.code, verdict.location, verdict.reason, verdict.outermost)
             groups.setdefault(key, Group(verdict)).places.append(place)
         return [finding_of(watched, group) for group in groups.values()]
 
@@ -455,11 +549,13 @@ class ParameterWithoutGradientDetector:
         if not place.modules:
             return self._functional(watched, place)
         if not calls:
+            caller = place.forward if place.outermost is None else place.outermost.forward
             return Verdict(
                 catalogue.PARAMETER_WITHOUT_GRADIENT,
-                place.forward or location_of(watched.step_site),
-                f"{called(place)} is never called",
+                caller or location_of(watched.site),
+                f"{MODULE} is never called",
                 "call the module in forward, or leave it out of the model",
+                outermost=_outermost_of(place),
             )
         first = calls[0]
         site = location_of(first.sites[0]) if first.sites else None
@@ -510,36 +606,57 @@ class ParameterWithoutGradientDetector:
             if forward is not None:
                 flow = follow(forward, from_calls=True)
             return broken(flow, site)
-        sinks = {
+        sinks = frozenset(
             (at.path, at.line)
             for stack in self._stacks
+            if stack not in self._forwards
             for backward in stack
             if (at := location_of(backward)) is not None
-        }
+        )
         callers = {site[0] for stack in self._stacks for site in stack}
         parts: Parts | None = None
-        for frame in call.sites:
+        beside: Cut | None = None
+        for frame in _on_the_way(call.sites, callers):
             at = location_of(frame)
             if at is None:
                 continue
-            flow, parts = follow_parts(at, sinks=sinks, span=span_at(frame), parts=parts)
+            flow, parts, beside = self._follow_from(call, frame, at, sinks, parts)
             if isinstance(flow, Cut):
                 return broken(flow, site)
             if flow == "unused":
                 return Verdict(
                     catalogue.PARAMETER_WITHOUT_GRADIENT,
                     at,
-                    f"what {called(place)} returns is not used for the loss",
+                    f"what {MODULE} returns is not used for the loss",
                     "use its output for the loss, or leave the module out",
+                    outermost=_outermost_of(place),
                 )
-            if frame[0] in callers:
-                break  # It goes on from here to backward: whoever called this has no part in it.
+        if beside is not None:
+            return broken(beside, site)
         return Verdict(
             catalogue.PARAMETER_WITHOUT_GRADIENT,
             site,
-            f"what {called(place)} returns does not reach the loss",
+            f"what {MODULE} returns does not reach the loss",
             "use its output for the loss, with its graph, or leave the module out",
+            outermost=_outermost_of(place),
         )
+
+    def _follow_from(
+        self,
+        call: Call,
+        site: CallSite,
+        at: Location,
+        sinks: frozenset[tuple[str, int]],
+        parts: Parts | None,
+    ) -> Followed:
+        # Asked for each parameter, and again when the objects may be gone whose methods these are.
+        key = (site, sinks, parts)
+        if key not in self._followed:
+            variables = call.variables_at(site)
+            self._followed[key] = follow_parts(
+                at, sinks=sinks, span=span_at(site), parts=parts, variables=variables
+            )
+        return self._followed[key]
 
     def _functional(self, watched: Watched, place: Place) -> Verdict:
         running = [at for site in self._all_sites() if (at := location_of(site)) is not None]
@@ -552,7 +669,7 @@ class ParameterWithoutGradientDetector:
                 return broken(flow, location_of(stack[0]))
         return Verdict(
             catalogue.PARAMETER_WITHOUT_GRADIENT,
-            location_of(watched.step_site),
+            location_of(watched.site),
             "no loss depends on it",
             "use it for the loss, or leave it out of the optimizer",
         )
@@ -560,7 +677,8 @@ class ParameterWithoutGradientDetector:
     def _cut_before(self, stack: tuple[CallSite, ...]) -> Flow:
         # Asked for each parameter, and each time that somebody reads the findings.
         if stack not in self._cuts:
-            self._cuts[stack] = cut_before(stack)
+            is_of_loss = stack not in self._forwards
+            self._cuts[stack] = cut_before(stack) if is_of_loss else _cut_of_returned(stack[0])
         return self._cuts[stack]
 
     def _without_slope(self) -> list[Finding]:

@@ -90,6 +90,8 @@ class RefusedByTorchDetector:
         self._errors: dict[_Key, _Told] = {}
         self._warnings: dict[_Key, _Told] = {}
         self._is_scaled = False
+        # By identity: to keep an exception would keep what its frames hold.
+        self._failed: tuple[int, _Told] | None = None
 
     def subscriptions(self) -> Subscriptions:
         """Read what fails inside the audit, what leaves it, and what torch warns of."""
@@ -107,7 +109,8 @@ class RefusedByTorchDetector:
         # The traceback begins at our own frame, beneath the call; a backward of the user's, or a
         # hook, may have raised further in.
         line = location_of(site or event.site)
-        self._note(event.error, line, _frames_of(traceback), in_backward=True)
+        told = self._note(event.error, line, _frames_of(traceback), in_backward=True)
+        self._failed = None if told is None else (id(event.error), told)
 
     def _note_write(self, event: WriteRefused) -> None:
         self._note(event.error, location_of(event.site), _running(), in_backward=False)
@@ -117,6 +120,11 @@ class RefusedByTorchDetector:
 
     def _at_the_end(self, event: SessionEnded) -> None:
         for error in _chain(event.error):
+            failed = self._failed
+            if failed is not None and (failed[0], failed[1].text) == (id(error), str(error)):
+                # Where it failed is known; a library may have kept the way there to itself.
+                failed[1].left = True
+                continue
             traceback = error.__traceback__
             line = location_of(innermost_site(traceback))
             in_backward = any(_is_engine(frame) for frame in _frames_of(traceback))

@@ -7,26 +7,23 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from gradcheck_lint.model.function_class import (
-    AutogradFunction,
     elements_of,
     function_with,
     returns,
 )
 from gradcheck_lint.model.syntax import (
-    bound_names,
     dotted_name,
-    first_word,
     is_literal,
     last_word,
     positional,
-    walk,
 )
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.custom_function.incoming import computed_of, incoming_of, mentions
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from gradcheck_lint.model.module import FunctionModel
 
@@ -39,7 +36,7 @@ class NonlinearBackward(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield what a backward returns without, or bent from, the incoming gradient."""
         known = function_with(function, "backward", "vjp")
-        incoming = _incoming(known) if known is not None else frozenset()
+        incoming = incoming_of(known) if known is not None else frozenset()
         if known is None or not incoming:
             return
         gradients = [
@@ -57,8 +54,8 @@ class NonlinearBackward(Rule):
                     Severity.NOTE,
                     "clip after backward(), as by `clip_grad_norm_`, if that is what is meant",
                 )
-        of_incoming = _computed_of(incoming, function)
-        if gradients and not any(_mentions(way, of_incoming) for _, way in gradients):
+        of_incoming = computed_of(incoming, function)
+        if gradients and not any(mentions(way, of_incoming) for _, way in gradients):
             name = min(incoming)
             element, _ = gradients[0]
             yield Violation(
@@ -68,12 +65,6 @@ class NonlinearBackward(Rule):
                 Severity.NOTE if _is_asked_about(incoming, function) else Severity.WARNING,
                 f"multiply it by `{name}`",
             )
-
-
-def _incoming(known: AutogradFunction) -> frozenset[str]:
-    star = known.starred_cotangents
-    names = {item.name for item in known.cotangents}
-    return frozenset(names if star is None else names | {star.name.value})
 
 
 _ZEROS: Final = frozenset({"zeros", "zeros_like", "new_zeros"})
@@ -94,62 +85,9 @@ def _is_bent(node: cst.BaseExpression, incoming: frozenset[str]) -> bool:
     return any(dotted_name(each) in incoming for each in subject)
 
 
-def _mentions(node: cst.CSTNode, names: frozenset[str] | set[str]) -> bool:
-    """Return whether a name occurs, or gradients that a backward() inside has left."""
-    return any(
-        each.value in names
-        if isinstance(each, cst.Name)
-        else isinstance(each, cst.Attribute) and each.attr.value == "grad"
-        for each in walk(node)
-    )
-
-
-def _computed_of(incoming: frozenset[str], function: FunctionModel) -> set[str]:
-    """Return the names that something of the incoming gradient may have reached.
-
-    Who is handed it in a call may write it into whatever else it is handed.
-    """
-    known = set(incoming)
-    flows = [*_flows(function)]
-    while True:
-        found = {
-            name
-            for targets, sources in flows
-            if not targets <= known and any(_mentions(source, known) for source in sources)
-            for name in targets
-        }
-        if found <= known:
-            return known
-        known |= found
-
-
-def _flows(function: FunctionModel) -> Iterator[tuple[set[str], Sequence[cst.CSTNode]]]:
-    """Yield names with what may flow into them at one place."""
-    for node in function.scope.nodes:
-        if isinstance(node, cst.Assign):
-            targets = {name for each in node.targets for name in bound_names(each.target)}
-            targets |= {first_word(dotted_name(_root(each.target))) for each in node.targets}
-            yield targets, [node.value]
-        elif isinstance(node, (cst.AnnAssign, cst.AugAssign, cst.NamedExpr)):
-            yield {first_word(dotted_name(_root(node.target)))}, [node.value or node.target]
-        elif isinstance(node, (cst.For, cst.CompFor)):
-            yield set(bound_names(node.target)), [node.iter]
-        elif isinstance(node, cst.Call):
-            names = {each.value for each in walk(node) if isinstance(each, cst.Name)}
-            yield names, [node]
-    for name, nested in function.scope.nested.items():
-        yield {name}, [nested.node]
-
-
-def _root(node: cst.BaseExpression) -> cst.BaseExpression:
-    while isinstance(node, (cst.Subscript, cst.Attribute)):
-        node = node.value
-    return node
-
-
 def _is_asked_about(incoming: frozenset[str], function: FunctionModel) -> bool:
     """Return whether a test is made of the incoming gradient, as that it is 1."""
     return any(
-        isinstance(node, (cst.If, cst.Assert)) and _mentions(node.test, incoming)
+        isinstance(node, (cst.If, cst.Assert)) and mentions(node.test, incoming)
         for node in function.scope.nodes
     )

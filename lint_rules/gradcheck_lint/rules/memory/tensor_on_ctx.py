@@ -97,9 +97,24 @@ def _what(name: str, function: AutogradFunction, model: FunctionModel) -> str | 
         return "the input" if name in function.tensors and not sources else None
     if model.scope is function.setup and not sources and name == _output_name(function):
         return "the output" if _gives_one_tensor(function) else None
-    if len(sources) != 1 or not _is_tensor(sources[0], function, model.scope):
+    if len(sources) != 1 or not (
+        _is_tensor(sources[0], function, model.scope) or _is_multiplied(name, function, model)
+    ):
         return None
     return "the output" if name in function.returned else "the tensor"
+
+
+def _is_multiplied(name: str, function: AutogradFunction, model: FunctionModel) -> bool:
+    """Return whether forward multiplies an input by it as a matrix: ``x @ weight.T``."""
+    inputs = {item.name for item in function.inputs or []}
+    for node in body_of(model.scope):
+        if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.MatrixMultiply):
+            sides = {
+                (dotted_name(side) or "").removesuffix(".T") for side in (node.left, node.right)
+            }
+            if name in sides and sides & inputs:
+                return True
+    return False
 
 
 def _output_name(function: AutogradFunction) -> str | None:

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from gradcheck_lint.analyses.callers import expressions_given
+from gradcheck_lint.analyses.layers import called_function
+from gradcheck_lint.analyses.object_uses import argument_for
 from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.syntax import (
     assigned_pairs,
@@ -32,7 +35,9 @@ class InitialStatistics(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every loop that lets parameters follow others where nothing handles buffers."""
         module = function.module
-        if "parameters" not in function.scope.words or module.matches(_HANDLES_BUFFERS):
+        if _LISTS.isdisjoint(function.scope.words) or module.matches(_HANDLES_BUFFERS):
+            return
+        if not module.matches(_HAS_STATISTICS) and module.matches(_MAKES_LAYERS):
             return
         is_likely = module.matches(_HAS_STATISTICS) and not module.matches(_PRETRAINED)
         for node in function.scope.nodes:
@@ -43,7 +48,9 @@ class InitialStatistics(Rule):
             if dotted_name(over.func) != "zip" or len(models) != _PAIR or None in models:
                 continue
             follower = _written(node, [model or "" for model in models])
-            if follower is not None and _only_evaluates(last_word(follower), module):
+            if follower is not None and any(
+                _only_evaluates(name, module) for name in _names_of(follower, function)
+            ):
                 yield Violation(
                     node,
                     f"the parameters of `{follower}` follow those of another model, and its "
@@ -56,7 +63,9 @@ class InitialStatistics(Rule):
 
 
 _PAIR: Final = 2
+_LISTS: Final = frozenset({"parameters", "named_parameters"})
 _HAS_STATISTICS: Final = re.compile(rb"BatchNorm|resnet\d|mobilenet|efficientnet")
+_MAKES_LAYERS: Final = re.compile(rb"nn\.Module\)|nn\.Sequential\(")
 _HANDLES_BUFFERS: Final = re.compile(
     rb"buffers\(|running_mean|update_bn|state_dict\(\)\s*\.\s*(?:items|values)"
 )
@@ -70,17 +79,19 @@ def _value(node: cst.BaseExpression, function: FunctionModel) -> cst.BaseExpress
 
 
 def _owner(node: cst.BaseExpression) -> str | None:
-    """Return ``model`` of ``model.parameters()``."""
+    """Return ``model`` of ``model.parameters()``, also of its names and of a list of them."""
+    if isinstance(node, cst.Call) and dotted_name(node.func) == "list" and len(node.args) == 1:
+        node = node.args[0].value
     if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
         return None
-    return dotted_name(node.func.value) if node.func.attr.value == "parameters" else None
+    return dotted_name(node.func.value) if node.func.attr.value in _LISTS else None
 
 
 def _written(loop: cst.For, models: list[str]) -> str | None:
     """Return the model whose parameters are written in place, and made of the other's."""
     if not isinstance(loop.target, cst.Tuple) or len(loop.target.elements) != _PAIR:
         return None
-    names = [dotted_name(element.value) or "" for element in loop.target.elements]
+    names = [_tensor_name(element.value) for element in loop.target.elements]
     for node in walk(loop.body):
         for index, name in enumerate(names):
             if name in _changed(node) and names[1 - index] in _names(loop.body):
@@ -106,19 +117,67 @@ def _changed(node: cst.CSTNode) -> set[str]:
     return {name.removesuffix(".data") for name in names if not name.endswith(".grad")}
 
 
+def _tensor_name(target: cst.BaseExpression) -> str:
+    """Return the name of a parameter, also where its own name comes with it: ``(n, p)``."""
+    if isinstance(target, cst.Tuple) and len(target.elements) == _PAIR:
+        target = target.elements[1].value
+    return dotted_name(target) or ""
+
+
+def _names_of(follower: str, function: FunctionModel) -> set[str]:
+    """Return the last words of what a model is called, here or where it is handed in."""
+    found = {last_word(follower)}
+    if follower in function.scope.parameters:
+        found |= {
+            last_word(dotted_name(value)) for _, value in expressions_given(function, follower)
+        }
+    return found - {""}
+
+
 def _only_evaluates(model: str, module: ModuleModel) -> bool:
-    """Return whether a model of this name is put in evaluation mode and never in the other."""
+    """Return whether a model of this name is put in evaluation mode and never in the other.
+
+    Where only an evaluation does so, nothing else may run it.
+    """
     modes: set[str] = set()
+    begins, runs = False, False
     for function in module.functions():
+        here: set[str] = set()
+        is_run = False
         for node in function.scope.nodes:
             for target, value in assigned_pairs(node):
                 if last_word(dotted_name(target)) == model and _ends_in_eval(value):
-                    modes.add("eval")
-            if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
-                is_mode = node.func.attr.value in {"eval", "train"}
-                if is_mode and last_word(dotted_name(node.func.value)) == model:
-                    modes.add(node.func.attr.value)
-    return modes == {"eval"}
+                    here.add("eval")
+                    begins = True
+            if isinstance(node, cst.Call):
+                here.update(_modes_set_by(node, model, function))
+                is_run = is_run or last_word(dotted_name(node.func)) == model
+        begins = begins or ("eval" in here and not is_run)
+        runs = runs or (is_run and "eval" not in here)
+        modes |= here
+    return modes == {"eval"} and (begins or not runs)
+
+
+def _modes_set_by(call: cst.Call, model: str, function: FunctionModel) -> Iterator[str]:
+    """Yield the modes that a call, or the function of the file that it calls, puts a model in."""
+    yield from _switched(call, model)
+    if any(last_word(dotted_name(argument.value)) == model for argument in call.args):
+        scope = called_function(call, function)
+        for name in scope.parameters if scope is not None else ():
+            given = argument_for(name, call, scope) if scope is not None else None
+            if scope is not None and last_word(dotted_name(given)) == model:
+                for node in scope.nodes:
+                    yield from _switched(node, name)
+
+
+def _switched(node: cst.CSTNode, model: str) -> Iterator[str]:
+    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+        return
+    mode = node.func.attr.value
+    if last_word(dotted_name(node.func.value)) == model and (
+        mode == "eval" or (mode == "train" and not node.args)
+    ):
+        yield mode
 
 
 def _ends_in_eval(value: cst.BaseExpression) -> bool:

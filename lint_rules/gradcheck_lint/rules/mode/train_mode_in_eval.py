@@ -65,7 +65,7 @@ _MODES = re.compile(r"Dropout\w*|BatchNorm\w*|SyncBatchNorm")
 _SWITCHES_OFF = re.compile(rb"\.(?:p|dropout)\s*=\s*0")
 _MAKES_MODELS = re.compile(rb"nn\.Module\)|nn\.Sequential\(")
 _MAY_HAVE_MODES = re.compile(
-    rb"[Dd]ropout|Norm|[Tt]ransformer|RReLU|torchvision|timm|pretrained|\.load|import\w*\(|models?\b"
+    rb"\.training\b|[Dd]ropout|Norm|[Tt]ransformer|RReLU|torchvision|timm|pretrained|\.load|import\w*\(|models?\b"
     rb"[^\n]* import "
 )
 
@@ -204,12 +204,20 @@ def _is_called_in_training(function: FunctionModel, scope: FunctionScope) -> boo
 
 def _trains(caller: FunctionModel) -> bool:
     """Tell whether a function, with those that it calls in loops, makes training steps."""
-    events = list(caller.events())
-    for event in list(events):
-        if isinstance(event, Call) and event.function is not None and event.loops:
-            events.extend(caller.module.function(event.function).events())
-    steps = any(isinstance(event, Step) for event in events)
-    return steps and any(isinstance(event, Backward) for event in events)
+    waiting, seen, kinds = [(caller, False)], set[int](), set[type[Event]]()
+    while waiting:
+        known, is_inside = waiting.pop()
+        seen.add(id(known.scope))
+        for event in known.events():
+            kinds.add(type(event))
+            if (
+                isinstance(event, Call)
+                and event.function is not None
+                and (event.loops or is_inside)
+                and id(event.function) not in seen
+            ):
+                waiting.append((known.module.function(event.function), True))
+    return {Step, Backward} <= kinds
 
 
 def _may_switch(event: Event, forward: Forward) -> bool:

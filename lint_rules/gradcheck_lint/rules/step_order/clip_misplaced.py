@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import libcst as cst
-
 from gradcheck_lint.analyses.callers import models_of_step
+from gradcheck_lint.analyses.spent_iterators import spent_uses
 from gradcheck_lint.model.flow import Backward, Clip, Event, Step, ZeroGrad
-from gradcheck_lint.model.syntax import (
-    ASSIGNING,
-    assigned_once,
-    dotted_name,
-    keyword,
-    positional,
-    walk,
-)
 from gradcheck_lint.model.values import Kind, all_are, held_by
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.step_order.protocol import problems
@@ -38,12 +29,9 @@ class ClipMisplaced(Rule):
         """Yield every clipping that is out of order on each path it lies on."""
         for problem in problems(function, self.entry.code):
             yield _violation(problem)
-        if not _names_clipping(function):
-            return
-        for event in function.events():
-            if isinstance(event, Clip) and not event.expects_error:
-                yield from _exhausted(function, event)
-        yield from _of_another_model(function)
+        yield from _exhausted(function)
+        if _names_clipping(function):
+            yield from _of_another_model(function)
 
 
 _MESSAGES = {
@@ -90,7 +78,7 @@ def _of_another_model(function: FunctionModel) -> Iterator[Violation]:
         window = _window_around(events, place)
         steps = [event for event in window if isinstance(event, Step)]
         if not steps or any(
-            (event.loops, event.arms) != (clip.loops, clip.arms) or event.expects_error
+            event.loops != clip.loops or not _lies_around(event, clip) or event.expects_error
             for event in window
         ):
             continue
@@ -107,6 +95,13 @@ def _of_another_model(function: FunctionModel) -> Iterator[Violation]:
                 "clip the parameters that this optimizer was made of",
                 ((steps[0].node, "the step"),),
             )
+
+
+def _lies_around(event: Event, clip: Clip) -> bool:
+    """Return whether an event happens on every path that a clipping is on, as its equal."""
+    if isinstance(event, Clip):
+        return True
+    return event.arms == clip.arms[: len(event.arms)]
 
 
 _MILESTONES: Final = (Backward, Step, ZeroGrad, Clip)
@@ -137,93 +132,17 @@ def _is_stepped_elsewhere(function: FunctionModel, models: frozenset[int]) -> bo
     )
 
 
-def _exhausted(function: FunctionModel, clip: Clip) -> Iterator[Violation]:
+def _exhausted(function: FunctionModel) -> Iterator[Violation]:
     """Yield a clipping of an iterator that an optimizer, or the clipping before, has used up."""
-    assert isinstance(clip.node, cst.Call)
-    handed = positional(clip.node)
-    clipped = handed[0] if handed else keyword(clip.node, "parameters")
-    if not isinstance(clipped, cst.Name):
-        return
-    nodes = list(walk(function.scope.node))
-    name = _first_name(clipped.value, nodes)
-    bound = function.bindings.get(name, frozenset())
-    if len(bound) != 1:
-        return
-    (held,) = bound
-    if not isinstance(held.node, cst.BaseExpression) or _is_iterator(held.node) is None:
-        return
-    order = {id(node): place for place, node in enumerate(nodes)}
-    made = [
-        (node, value)
-        for node in nodes
-        if type(node) in ASSIGNING
-        for target, value in [assigned_once(node)]
-        if isinstance(target, cst.Name) and target.value == name
-    ]
-    if len(made) != 1 or id(held.node) not in order:
-        return
-    ((node, value),) = made
-    sure = _is_iterator(value)
-    loops = held.loops
-    if (
-        sure is None
-        or (not sure and held.kind is not Kind.PARAMETERS)
-        or value is None
-        or order[id(clip.node)] < order[id(node)]
-    ):
-        return
-    users = [
-        other
-        for other in nodes
-        if type(other) is cst.Call
-        and order[id(node)] < order[id(other)] < order[id(clip.node)]
-        and other.args
-        and dotted_name(other.args[0].value) == name
-        and function.module.makes_optimizer(other)
-    ]
-    by: cst.CSTNode
-    if users:
-        why, by, what = "the optimizer has used up: nothing", users[0], "used up here"
-    elif clip.loops[: len(loops)] == loops and len(clip.loops) > len(loops):
-        why = "can be gone through once: after the first iteration at the latest, nothing"
-        by, what = node, "made once, outside the loop"
-    else:
-        return
-    yield Violation(
-        clip.node,
-        f"`{name}` is an iterator, which {why} is clipped here",
-        Severity.ERROR if sure else Severity.WARNING,
-        f"make a list of it: `{name} = list(...)`",
-        ((by, what),),
-    )
-
-
-def _first_name(name: str, nodes: Sequence[cst.CSTNode]) -> str:
-    """Return the name that the object of a name had before: ``params = lora_layers``."""
-    for _ in range(_MOST_NAMES):
-        values = [
-            value
-            for node in nodes
-            if type(node) in ASSIGNING
-            for target, value in [assigned_once(node)]
-            if isinstance(target, cst.Name) and target.value == name
-        ]
-        if len(values) != 1 or not isinstance(values[0], cst.Name):
-            break
-        name = values[0].value
-    return name
-
-
-_MOST_NAMES: Final = 4
-
-
-def _is_iterator(node: cst.BaseExpression | None) -> bool | None:
-    """Tell whether this can be gone through once; False where a class may have it otherwise."""
-    if isinstance(node, cst.GeneratorExp):
-        return True
-    if not isinstance(node, cst.Call):
-        return None
-    if dotted_name(node.func) in {"filter", "map", "chain", "itertools.chain"}:
-        return True
-    is_parameters = isinstance(node.func, cst.Attribute) and node.func.attr.value == "parameters"
-    return False if is_parameters else None
+    for use in spent_uses(function):
+        if use.how == "clip":
+            why = "is used up before: nothing"
+            if use.again:
+                why = "can be gone through once: after the first time at the latest, nothing"
+            yield Violation(
+                use.node,
+                f"`{use.path}` is an iterator, which {why} is clipped here",
+                Severity.ERROR if use.is_sure else Severity.WARNING,
+                f"make a list of it: `{use.path} = list(...)`",
+                ((use.by, "made once" if use.again else "used up here"),),
+            )

@@ -35,6 +35,10 @@ _MESSAGES = {
         "the scaler makes the step, but backward() was called on a loss that it did not scale: "
         "gradients are divided by a factor that they don't have, or torch raises"
     ),
+    "scaled-and-not": (
+        "this adds the gradients of a loss that the scaler did not scale to those of one that it "
+        "did: unscaling divides both, so what this adds is thousands of times too small"
+    ),
     "another-scaler": (
         "this scaler makes the step, but another one has scaled the loss: torch raises, or the "
         "gradients are divided by a factor that they don't have"
@@ -64,6 +68,7 @@ _MESSAGES = {
 _HINTS = {
     "step": "call `scaler.step(optimizer)` and then `scaler.update()`",
     "unscaled-backward": "call `scaler.scale(loss).backward()`",
+    "scaled-and-not": "call `scaler.scale(loss).backward()`",
     "another-scaler": "scale, unscale, step and update with one scaler",
     "no-update": "call `scaler.update()` once, after all steps of the iteration",
     "unchecked-step": "call `scaler.step(optimizer)`",

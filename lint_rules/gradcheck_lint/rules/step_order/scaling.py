@@ -6,21 +6,23 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from gradcheck_lint.analyses.cuts import forwards_by_node
 from gradcheck_lint.analyses.opaque_calls import UNSCALES
 from gradcheck_lint.model.flow import (
     Backward,
     ScalerUpdate,
     Step,
     Unscale,
+    ZeroGrad,
 )
 from gradcheck_lint.model.function_class import names_in
 from gradcheck_lint.model.paths import assigned_in
 from gradcheck_lint.model.syntax import dotted_name, walk
-from gradcheck_lint.model.values import NOTHING, Kind, all_are, sites
+from gradcheck_lint.model.values import NOTHING, Kind, all_are, sites, through_all
 from gradcheck_lint.rules.step_order.problem import ABSENT, Problem, Unit, is_window, last_of, same
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     from gradcheck_lint.model.paths import Occurrence, Path
     from gradcheck_lint.model.values import Values
@@ -50,10 +52,48 @@ def judge_scaled_step(path: Path, index: int, unit: Unit) -> tuple[Problem | Non
             wrong = Problem("GCS310", "unchecked-step", step, item.owner, others, certain=False)
     elif step.scaler and not backward.scaled and _knows_scaling(before):
         wrong = Problem("GCS310", "unscaled-backward", step, item.owner, (backward,))
+    elif step.scaler and (pair := _unscaled_beside_scaled(before, item)) is not None:
+        plain, scaled = pair
+        others = (scaled.event,)
+        wrong = Problem("GCS310", "scaled-and-not", plain.event, plain.owner, others, certain=False)
     elif step.scaler and _is_of_another_scaler(item, before):
         wrong = Problem("GCS310", "another-scaler", step, item.owner, (backward,))
     wrong = wrong and wrong.unless(between, UNSCALES)
     return (wrong, _twice(path, index, unit))
+
+
+def _unscaled_beside_scaled(
+    before: Sequence[Occurrence], step: Occurrence
+) -> tuple[Occurrence, Occurrence] | None:
+    """Return a backward without the scaler and one with it that add to the same gradients.
+
+    What comes after ``unscale_()`` is added to gradients that are unscaled by then.
+    """
+    assert isinstance(step.event, Step)
+    found: list[Occurrence] = []
+    for other in reversed(before):
+        if isinstance(other.event, (Step, ZeroGrad)):
+            break
+        if isinstance(other.event, Unscale):
+            found.clear()
+        elif isinstance(other.event, Backward):
+            found.append(other)
+    scaled = [each for each in found if isinstance(each.event, Backward) and each.event.scaled]
+    plain = [each for each in found if each not in scaled and _knows_scaling([each])]
+    held = step.held(step.event.values)
+    first = next((each for each in plain if _models_of(each) & held), None)
+    return (first, scaled[0]) if first is not None and scaled else None
+
+
+def _models_of(item: Occurrence) -> frozenset[Hashable]:
+    """Return the models that a backward goes through, where its own function runs them."""
+    assert isinstance(item.event, Backward)
+    forwards = forwards_by_node(item.owner)
+    found: set[Hashable] = set()
+    for node in through_all(item.event.values):
+        if node in forwards:
+            found |= item.keys(forwards[node].values)
+    return frozenset(found)
 
 
 def _is_of_another_scaler(item: Occurrence, before: Sequence[Occurrence]) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.step_order.dropped_windows import dropped_windows
 from gradcheck_lint.rules.step_order.protocol import problems
 from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +26,16 @@ class ZeroGradMisplaced(Rule):
         """Yield every reset that is out of order on each path it lies on."""
         for problem in problems(function, self.entry.code):
             yield _violation(problem)
+        for dropped in dropped_windows(function):
+            yield Violation(
+                dropped.reset.node,
+                f"each epoch throws away the gradients of its last window: `{dropped.counter}` "
+                "goes on from epoch to epoch, so the step after this comes as early as if they "
+                "were there, and uses those of fewer batches",
+                Severity.WARNING,
+                "zero after each step alone, or begin to count anew in each epoch",
+                ((dropped.test, "the step waits for this"),),
+            )
 
 
 _MESSAGES = {

@@ -124,21 +124,22 @@ class Nested(nn.Module):
 
 def only_frozen_parameters():
     frozen, head = nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 3)
-    first, second = sgd(frozen), sgd(head)
+    first = torch.optim.SGD(frozen.parameters(), lr=0.01)  # <- here
+    second = sgd(head)
     for x, y in data():
         first.zero_grad()
         update(second, F.cross_entropy(head(frozen(x)), y))
-        first.step()  # <- here
+        first.step()
 
 
 def some_frozen_parameters():
     net = make_net()
     net[0].requires_grad_(False)
-    optimizer = sgd(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)  # <- here
     for x, y in data():
         optimizer.zero_grad()
         F.cross_entropy(net(x), y).backward()
-        optimizer.step()  # <- here
+        optimizer.step()
 
 
 def first_block_in_a_reentrant_checkpoint():

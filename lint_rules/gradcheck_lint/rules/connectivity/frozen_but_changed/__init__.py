@@ -21,6 +21,7 @@ from gradcheck_lint.rules.connectivity.frozen_but_changed.held_parts import (
     switches,
     undone_for,
 )
+from gradcheck_lint.rules.connectivity.frozen_but_changed.masked_gradients import decayed_rows
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -38,6 +39,15 @@ class FrozenButChanged(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every eval() of batch norm or a frozen part that a later train() undoes."""
         module, scope = function.module, function.scope
+        for rows in decayed_rows(function):
+            yield Violation(
+                rows.masked,
+                "what has no gradient here is to stay as it is, and weight decay needs none: each "
+                "step makes it smaller",
+                Severity.WARNING if rows.is_known else Severity.NOTE,
+                "give these parameters `weight_decay=0`, or restore the rows after each step",
+                ((rows.optimizer, "this optimizer has weight decay"),),
+            )
         if not module.matches(_HAS_MODES) or "eval" not in scope.words:
             return
         classes = module.scopes.classes.values()

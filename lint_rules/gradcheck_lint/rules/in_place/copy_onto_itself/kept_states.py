@@ -64,22 +64,43 @@ def _kept_by_reference(
     module: ModuleModel, value: cst.CSTNode, owner: str, load: _Load
 ) -> Violation:
     is_replaced = module.matches(_REPLACES_MEMORY)
+    is_moved = _is_moved(value) and module.matches(_MOVES_MODELS)
     message = (
         f"`{owner}.state_dict()` refers to the memory of the parameters: what is kept here changes "
         "with each step, and to load it copies each tensor onto itself"
     )
     if is_replaced:
         message += "; unless the parameters were given other memory in between, as by `.data =`"
+    if _is_moved(value):
+        message += (
+            "; `cpu()` returns a tensor of the CPU as it is, and copies from other devices alone"
+        )
     return Violation(
         value,
         message,
-        Severity.NOTE if is_replaced else Severity.WARNING,
+        Severity.NOTE if is_replaced or is_moved else Severity.WARNING,
         f"keep `copy.deepcopy({owner}.state_dict())`",
         ((load.node, "loaded here"),),
     )
 
 
-_REPLACES_MEMORY: Final = re.compile(rb"\.data\s*=(?!=)|vector_to_parameters|assign\s*=\s*True")
+_REPLACES_MEMORY: Final = re.compile(
+    rb"(?<!self)\.data\s*=(?!=)|vector_to_parameters|assign\s*=\s*True"
+)
+
+
+_MOVES_MODELS: Final = re.compile(rb"\.cuda\(|\.to\(|accelerat|fabric|device_map", re.IGNORECASE)
+
+
+def _is_moved(value: cst.CSTNode) -> bool:
+    """Return whether what is kept is moved to the CPU, which copies it where it was elsewhere."""
+    return any(
+        isinstance(node, cst.Attribute) and node.attr.value in _MOVES_TO_CPU for node in walk(value)
+    )
+
+
+_MOVES_TO_CPU: Final = frozenset({"cpu", "to"})
+_SAME_MEMORY: Final = _MOVES_TO_CPU | {"detach", "data", "numpy", "contiguous", "float", "view_as"}
 
 
 def _nodes(function: FunctionModel) -> Sequence[cst.CSTNode]:
@@ -129,9 +150,10 @@ def _owner_of_rebuilt(value: cst.DictComp) -> str | None:
     """Return ``model`` of ``{k: v for k, v in model.state_dict().items()}``."""
     items, element = value.for_in.iter, value.value
     while isinstance(element, (cst.Call, cst.Attribute)):
-        # What detaches alone has the same memory.
         called = element.func if isinstance(element, cst.Call) else element
-        if not isinstance(called, cst.Attribute) or called.attr.value not in {"detach", "data"}:
+        if not isinstance(called, cst.Attribute) or called.attr.value not in _SAME_MEMORY:
+            return None
+        if called.attr.value == "to" and not _is_to_cpu(element):
             return None
         element = called.value
     if not isinstance(element, cst.Name) or not isinstance(items, cst.Call):
@@ -143,6 +165,12 @@ def _owner_of_rebuilt(value: cst.DictComp) -> str | None:
         assert isinstance(state.func, cst.Attribute)
         return dotted_name(state.func.value)
     return None
+
+
+def _is_to_cpu(node: cst.BaseExpression) -> bool:
+    given = node.args if isinstance(node, cst.Call) else ()
+    is_one = len(given) == 1 and isinstance(given[0].value, cst.SimpleString)
+    return is_one and plain_string(given[0].value) == "cpu"  # type: ignore[arg-type]
 
 
 def _loads(module: ModuleModel) -> list[_Load]:

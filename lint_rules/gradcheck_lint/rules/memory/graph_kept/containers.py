@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import libcst as cst
 
 from gradcheck_lint.analyses.callers import class_handed_in, lasts_at_callers
-from gradcheck_lint.analyses.container_clearing import is_emptied_by, is_named_for_emptying
+from gradcheck_lint.analyses.container_clearing import (
+    empties,
+    is_emptied_by,
+    is_named_for_emptying,
+)
 from gradcheck_lint.analyses.repeated_calls import lasts_between_calls, steps_for_others
 from gradcheck_lint.model.flow import Call, GradMode, Store, StoreKind
 from gradcheck_lint.model.name_sources import sources_of
-from gradcheck_lint.model.syntax import dotted_name, first_word, last_word
-from gradcheck_lint.model.values import Kind, Origin, Values
+from gradcheck_lint.model.syntax import assigned_pairs, dotted_name, first_word, last_word, walk
+from gradcheck_lint.model.values import Kind, Origin, Value, Values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,6 +68,8 @@ def keepers(function: FunctionModel) -> Iterator[Keeper]:
         ):
             if not call.loops and _is_emptied_beside(function, store):
                 continue
+            if _is_reset_by_caller(function, call, store):
+                continue
             is_sure = bool(call.loops) or not steps_for_others(function)
             yield Keeper(call, values, index, store, is_sure)
 
@@ -76,16 +82,40 @@ def _stored_by(
     if depth < _MOST_METERS and callee.scope.owner is not None:
         yield from _stored_within(callee, call, calls, depth)
     for store in callee.events():
-        if not isinstance(store, Store) or store.arms or store.mode is GradMode.DISABLED:
-            continue
-        if not _outlives(store, call, calls, callee, names):
+        if not isinstance(store, Store) or store.mode is GradMode.DISABLED or not store.stored:
             continue
         for index, values in call.arguments:
             name = _name_of(index, names)
-            if name is None or not values or not store.stored:
+            if (
+                name is None
+                or not values
+                or not _is_part_of(callee.bindings.get(name), store.stored)
+            ):
                 continue
-            if _is_part_of(callee.bindings.get(name), store.stored):
+            begins = _begins_with(name, store, callee)
+            known = replace(store, target_values=_NUMBERS) if begins else store
+            if (begins or not store.arms) and _outlives(known, call, calls, callee, names):
                 yield store, index, values
+
+
+def _begins_with(name: str, store: Store, callee: FunctionModel) -> bool:
+    """Return whether a sum is what a function is given, the first time that it is called.
+
+    ``self.mean = x if self.mean is None else 0.9 * self.mean + 0.1 * x``
+    """
+    return store.how is StoreKind.ACCUMULATE and any(
+        dotted_name(target) == store.target
+        and name in {dotted_name(each) for each in (value, *_choices(value))}
+        for node in callee.scope.nodes
+        for target, value in assigned_pairs(node)
+    )
+
+
+def _choices(value: cst.BaseExpression) -> tuple[cst.BaseExpression, ...]:
+    return (value.body, value.orelse) if isinstance(value, cst.IfExp) else ()
+
+
+_NUMBERS = frozenset({Value(Kind.NUMBER, 0)})
 
 
 _MOST_METERS = 2
@@ -269,6 +299,17 @@ def _lets_go(function: FunctionModel, store: Store, call: Call, calls: list[Call
         and ((other.on | other.handed) & call.on or _object_of(other) == _object_of(call))
     ]
     return is_emptied_by(beside, function, store.target)
+
+
+def _is_reset_by_caller(function: FunctionModel, call: Call, store: Store) -> bool:
+    """Tell whether the caller itself empties or replaces the attribute in the loop of the call."""
+    called = call.node.func if isinstance(call.node, cst.Call) else None
+    owner = dotted_name(called.value) if isinstance(called, cst.Attribute) else None
+    target = f"{owner}.{store.target.partition('.')[2]}"
+    return any(
+        loop.identity in call.loops[-1:] and empties(walk(loop.node), target)
+        for loop in function.loops()
+    )
 
 
 def _object_of(call: Call) -> str:

@@ -65,16 +65,21 @@ def _is_square(node: cst.BaseExpression) -> bool:
 
 def is_differentiated(function: FunctionModel) -> bool:
     """Tell whether what a function computes is differentiated, by where it stands or is called."""
-    scope = function.scope
-    own = scope.name.rpartition(".")[2]
-    if Part.BACKWARD in scope.parts or "loss" in own.lower():
-        return True
-    if own == "forward" and scope.owner is not None:
-        return function.module.scopes.derives_from(scope.owner, "torch.nn.")
-    return any(
-        own in other.words and Part.BACKWARD in other.parts
-        for other in function.module.scopes.functions
-    )
+    scopes = function.module.scopes
+    waiting, seen = [function.scope], set[int]()
+    while waiting:
+        scope = waiting.pop()
+        own = scope.name.rpartition(".")[2]
+        is_forward = own == "forward" and scopes.derives_from(scope.owner, "torch.nn.")
+        if is_forward or Part.BACKWARD in scope.parts or "loss" in own.lower():
+            return True
+        if id(scope) not in seen and len(seen) < _MOST_CALLERS and not own.startswith("__"):
+            seen.add(id(scope))
+            waiting += [other for other in scopes.functions if own in other.words]
+    return False
+
+
+_MOST_CALLERS: Final = 20
 
 
 def _resolved(

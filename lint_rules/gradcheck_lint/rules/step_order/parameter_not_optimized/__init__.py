@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import libcst as cst
 
 from gradcheck_lint.analyses.layers import has_weights
+from gradcheck_lint.analyses.spent_iterators import spent_uses
 from gradcheck_lint.model.flow import Attach, Call, Event, Return, Step
 from gradcheck_lint.model.nearness import STEPS
 from gradcheck_lint.model.syntax import assigned_once, dotted_name, walk
 from gradcheck_lint.model.values import Kind, Values, all_are, held_by, sites
 from gradcheck_lint.rules._rule import Rule, Violation
-from gradcheck_lint.rules.step_order.parameter_not_optimized.exhausted_iterator import used_up
 from gradcheck_lint.rules.step_order.parameter_not_optimized.late_layers import attached_later
 from gradcheck_lint.rules.step_order.parameter_not_optimized.unlisted_layers import left_out
 from gradcheck_suite import catalogue
@@ -38,7 +38,7 @@ class ParameterNotOptimized(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every layer that is attached after an optimizer was made that is used later."""
         yield from left_out(function)
-        yield from used_up(function)
+        yield from _of_spent_iterators(function)
         has_groups = function.module.matches(_GROUPS)
         if not has_groups:
             yield from attached_later(function)
@@ -158,3 +158,20 @@ def _makes_schedule(node: cst.CSTNode) -> bool:
 
 
 _SCHEDULES: Final = re.compile(r"sched|warm_?up|lr")
+
+
+def _of_spent_iterators(function: FunctionModel) -> Iterator[Violation]:
+    """Yield the optimizers that get no parameters, since an iterator has none left."""
+    for use in spent_uses(function):
+        if use.how == "optimizer":
+            when = (
+                "has none left from the second time on" if use.again else "was gone through before"
+            )
+            yield Violation(
+                use.node,
+                f"`{use.path}` is an iterator that {when}: the optimizer gets none of its "
+                "parameters",
+                Severity.ERROR if not use.again and "." not in use.path else Severity.WARNING,
+                f"make a list of it: `{use.path} = list(...)`",
+                ((use.by, "made once" if use.again else "used up here"),),
+            )

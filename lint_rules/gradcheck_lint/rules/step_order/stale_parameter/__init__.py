@@ -12,6 +12,7 @@ from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, last_word, walk
 from gradcheck_lint.model.values import Kind, Origin, all_are, held_by, sites
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.step_order.stale_parameter.replaced_in_forward import renewed_parameters
 from gradcheck_lint.rules.step_order.stale_parameter.replaced_model import (
     new_models,
     replaced_models,
@@ -34,6 +35,15 @@ class StaleParameter(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every `load_state_dict(..., assign=True)` or new model after the optimizer."""
+        for renewed in renewed_parameters(function):
+            yield Violation(
+                renewed.node,
+                f"forward replaces the parameter `{renewed.name}` by a new one: an optimizer that "
+                "was made before has the old one, and the new one never learns",
+                Severity.WARNING,
+                "give it new contents: `parameter.data.copy_(value)` under `torch.no_grad()`",
+                ((renewed.first, "made here at first"), (renewed.optimizer, "an optimizer")),
+            )
         nodes = list(_nodes(function.scope))
         is_replaced = {"step", "backward"} <= function.scope.words and new_models(function, nodes)
         if not is_replaced and "assign" not in function.scope.words:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from gradcheck_lint.analyses.settings import constant_of, number
 from gradcheck_lint.model.syntax import dotted_name, keyword, last_word, positional
 from gradcheck_lint.rules._rule import Rule, Violation
-from gradcheck_lint.rules.step_order.step_without_effect.defaults import constant_of, number
 from gradcheck_lint.rules.step_order.step_without_effect.precision import Bits, bits_of
 from gradcheck_lint.rules.step_order.step_without_effect.whole_numbers import whole_rates
 from gradcheck_suite import catalogue

@@ -9,6 +9,7 @@ import libcst as cst
 
 from gradcheck_lint.analyses.callers import expressions_given
 from gradcheck_lint.analyses.layers import called_function
+from gradcheck_lint.analyses.settings import constant_of
 from gradcheck_lint.model.function_class import returns
 from gradcheck_lint.model.knowledge import SAME_MODULE_METHODS
 from gradcheck_lint.model.name_sources import sources_of
@@ -20,7 +21,6 @@ from gradcheck_lint.model.syntax import (
     positional,
     walk,
 )
-from gradcheck_lint.rules.step_order.step_without_effect.defaults import constant_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,6 +17,7 @@ from gradcheck_lint.model.syntax import (
     walk,
 )
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.step_order.weights_not_restored.displacements import displacements
 from gradcheck_lint.rules.step_order.weights_not_restored.weight_writes import (
     Write,
     replaces_itself,
@@ -40,7 +41,18 @@ class WeightsNotRestored(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every replacement that an evaluation follows, and no other write of the weights."""
         module, scope = function.module, function.scope
-        if not module.mentions(b"backward") or isinstance(scope.node, cst.Module):
+        if isinstance(scope.node, cst.Module):
+            return
+        for moved in displacements(function):
+            yield Violation(
+                moved.node,
+                "the weights are moved along a vector, forth and back, and stay beside where they "
+                f"were: by `{moved.rest}` times the vector, each time that this runs",
+                Severity.WARNING,
+                "move them back to where they were before anything goes on",
+                ((moved.first, "the first of these moves"),),
+            )
+        if not module.mentions(b"backward"):
             return
         if not _may_replace(module):
             return  # nothing has to be read for that

@@ -22,6 +22,7 @@ from gradcheck_lint.model.syntax import (
 )
 from gradcheck_lint.model.values import Kind, all_are
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.connectivity.checkpoint_cuts_graph.frozen_inputs import frozen_inputs
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -39,6 +40,7 @@ class CheckpointCutsGraph(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every reentrant checkpoint whose only tensor is what forward was given."""
+        yield from _of_frozen_embeddings(function)
         scopes, owner = function.module.scopes, function.scope.owner
         if owner is None or not function.scope.name.endswith(".forward"):
             return
@@ -73,6 +75,28 @@ class CheckpointCutsGraph(Rule):
                 f"`{given[0]}` is what the model is given: `{called}` may never be trained",
                 Severity.WARNING,
                 "pass use_reentrant=False",
+            )
+
+
+def _of_frozen_embeddings(function: FunctionModel) -> Iterator[Violation]:
+    """Yield the checkpoints whose only input is what a frozen embedding returns."""
+    if not function.module.mentions(b"checkpoint"):
+        return
+    for node in body_of(function.scope):
+        handed = _handed(node, function.module.scopes) if isinstance(node, cst.Call) else None
+        if handed is None or not isinstance(node, cst.Call):
+            continue
+        found = frozen_inputs(function, node, handed[1])
+        if found is not None:
+            embedding, freezing = found
+            yield Violation(
+                node,
+                "a reentrant checkpoint records nothing unless an input requires a gradient, and "
+                f"this one is given what `{embedding}` returns, which is frozen: nothing in "
+                f"`{function.module.code(handed[0])}` gets a gradient",
+                Severity.WARNING,
+                "pass use_reentrant=False, or let the output of the embedding require a gradient",
+                ((freezing, "frozen here"),),
             )
 
 

@@ -10,6 +10,7 @@ import libcst as cst
 from gradcheck_lint.model.flow import Backward, Branch, Step, ZeroGrad
 from gradcheck_lint.model.syntax import dotted_name, last_word, place_name, walk
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.step_order.accumulation_mismatch.token_means import token_means
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class AccumulationMismatch(Rule):
-    """The optimizer steps every so many batches, and the loss is not divided by that number."""
+    """What a step after several batches uses is not the mean over all of them."""
 
     entry = catalogue.ACCUMULATION_MISMATCH
 
@@ -29,6 +30,16 @@ class AccumulationMismatch(Rule):
         """Yield the backward() of every loop whose step waits for several of them."""
         if "backward" not in function.scope.words or function.runs_in_engine:
             return
+        for mean in token_means(function):
+            yield Violation(
+                mean.divided,
+                f"each micro-batch counts as 1 of `{mean.count}`, and its loss is a mean over as "
+                "many items as it has itself: where these are few, each counts more than in the "
+                "mean of the whole batch",
+                Severity.WARNING,
+                "divide the sum of the losses by the number of items in all micro-batches",
+                ((mean.mean, "the mean of one micro-batch"),),
+            )
         for loop in function.loops():
             for branch, count in _windows(loop.body):
                 backward = _accumulated(loop, branch)

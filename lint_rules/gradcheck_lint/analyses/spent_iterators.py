@@ -1,0 +1,315 @@
+"""Find what is given an iterator of parameters that something has gone through before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import libcst as cst
+
+from gradcheck_lint.analyses.layers import called_function
+from gradcheck_lint.analyses.object_uses import argument_for
+from gradcheck_lint.analyses.repeated_calls import repeats
+from gradcheck_lint.model.name_sources import sources_of
+from gradcheck_lint.model.syntax import (
+    assigned_pairs,
+    bound_names,
+    dotted_name,
+    keyword,
+    last_word,
+    plain_string,
+    positional,
+    walk,
+)
+from gradcheck_lint.model.values import Kind, all_are
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.scopes import FunctionScope
+
+__all__ = ["SpentUse", "spent_uses"]
+
+
+class SpentUse(NamedTuple):
+    """A use of an iterator that has nothing left.
+
+    ``how`` is "optimizer", "clip" or "loop"; ``by`` is what has used it up, or makes it, where the
+    use itself comes again: ``again`` is True then. ``is_sure`` tells that each use finds nothing,
+    or each but the first.
+    """
+
+    path: str
+    how: str
+    node: cst.CSTNode
+    by: cst.CSTNode
+    again: bool
+    is_sure: bool
+
+
+class _Use(NamedTuple):
+    how: str
+    node: cst.CSTNode
+    place: int
+
+
+def spent_uses(function: FunctionModel) -> list[SpentUse]:
+    """Return the uses, in one function, of iterators that it or its object makes once."""
+    key = ("spent iterators", id(function.scope))
+    memo = function.module.memo
+    if key not in memo:
+        memo[key] = [*_of_names(function), *_of_attributes(function)]
+    found: list[SpentUse] = memo[key]
+    return found
+
+
+def _nodes(scope: FunctionScope) -> Sequence[cst.CSTNode]:
+    return scope.nodes_and_lambdas[0]
+
+
+def _of_names(function: FunctionModel) -> Iterator[SpentUse]:
+    if not _NAMED.intersection(function.scope.words):
+        return
+    nodes = _nodes(function.scope)
+    for name, sources in sources_of_all(function).items():
+        if sources is None or len(sources) != 1 or name in function.scope.parameters:
+            continue
+        (made,) = sources
+        is_sure = _is_iterator(made)
+        if is_sure is None or (not is_sure and not _is_of_torch(name, function)):
+            continue
+        begin = _place(nodes, made)
+        uses = [use for path in _aliases(name, function) for use in _uses(path, function)]
+        uses = sorted((use for use in uses if use.place > begin), key=lambda use: use.place)
+        for index, use in enumerate(uses):
+            if use.how == "read" or (use.how == "loop" and not _NAMED & _words(made)):
+                continue
+            before = [each for each in uses[:index] if _comes_first(function, each.node, use.node)]
+            if before:
+                yield SpentUse(
+                    name, use.how, use.node, before[0].node, again=False, is_sure=is_sure
+                )
+            elif _is_in_loop(nodes, use.node, made):
+                yield SpentUse(name, use.how, use.node, made, again=True, is_sure=is_sure)
+
+
+_NAMED: Final = frozenset({"parameters", "named_parameters", "buffers", "named_buffers"})
+
+
+def sources_of_all(function: FunctionModel) -> dict[str, list[cst.BaseExpression] | None]:
+    """Return what the names of a function are given; at a file's top level, of what it assigns."""
+    if not isinstance(function.scope.node, cst.Module):
+        return sources_of(function.scope)
+    found: dict[str, list[cst.BaseExpression] | None] = {}
+    for node in _nodes(function.scope):
+        if isinstance(node, (cst.For, cst.CompFor, cst.NamedExpr, cst.AugAssign)):
+            found.update(dict.fromkeys(bound_names(node.target)))
+        for target, value in assigned_pairs(node):
+            for name in bound_names(target):
+                known = found.setdefault(name, [])
+                if known is not None:
+                    known.append(value)
+    return found
+
+
+def _aliases(name: str, function: FunctionModel) -> Iterator[str]:
+    """Yield a name and the others that only it is assigned to."""
+    yield name
+    for other, sources in sources_of_all(function).items():
+        if sources is not None and len(sources) == 1 and dotted_name(sources[0]) == name:
+            yield from _aliases(other, function)
+
+
+def _words(node: cst.CSTNode) -> frozenset[str]:
+    return frozenset(each.value for each in walk(node) if isinstance(each, cst.Name))
+
+
+def _is_iterator(node: cst.BaseExpression) -> bool | None:
+    """Tell whether this can be gone through once; False where a class may have it otherwise."""
+    if isinstance(node, cst.GeneratorExp):
+        return True
+    if not isinstance(node, cst.Call):
+        return None
+    name = dotted_name(node.func) or ""
+    if name in _ITERATORS or name.startswith("itertools."):
+        return True
+    is_parameters = isinstance(node.func, cst.Attribute) and node.func.attr.value == "parameters"
+    return False if is_parameters and not node.args else None
+
+
+_ITERATORS: Final = frozenset({"filter", "map", "zip", "iter", "chain", "chain.from_iterable"})
+
+
+def _is_of_torch(name: str, function: FunctionModel) -> bool:
+    return all_are(function.bindings.get(name, frozenset()), Kind.PARAMETERS)
+
+
+def _place(nodes: Sequence[cst.CSTNode], node: cst.CSTNode) -> int:
+    return next((index for index, each in enumerate(nodes) if each is node), -1)
+
+
+def _uses(path: str, function: FunctionModel, *, depth: int = 0) -> Iterator[_Use]:
+    """Yield what goes through all that a dotted name holds."""
+    if first_of(path) not in function.scope.words:
+        return
+    for place, node in enumerate(_nodes(function.scope)):
+        how = _how(node, path, function, depth)
+        if how is not None:
+            yield _Use(how, node, place)
+
+
+def first_of(path: str) -> str:
+    """Return the first name of a dotted one."""
+    return path.partition(".")[0]
+
+
+def _how(node: cst.CSTNode, path: str, function: FunctionModel, depth: int) -> str | None:
+    if isinstance(node, cst.For):
+        is_left = any(isinstance(each, (cst.Break, cst.Return)) for each in walk(node.body))
+        return "loop" if path in _iterated(node.iter) and not is_left else None
+    if isinstance(node, cst.CompFor):
+        return "read" if path in _iterated(node.iter) else None
+    return _how_called(node, path, function, depth) if isinstance(node, cst.Call) else None
+
+
+def _how_called(node: cst.Call, path: str, function: FunctionModel, depth: int) -> str | None:
+    if function.module.makes_optimizer(node):
+        return "optimizer" if path in _handed(node, function) else None
+    given = [dotted_name(argument.value) for argument in node.args]
+    if path not in given:
+        return None
+    name = last_word(dotted_name(node.func))
+    if name.startswith("clip_grad_"):
+        return "clip" if given.index(path) == 0 else None
+    return "read" if name in _DRAINING else _in_callee(node, path, function, depth)
+
+
+_DRAINING: Final = frozenset(
+    {"sum", "list", "tuple", "set", "len", "max", "min", "sorted", "dict", "frozenset"}
+)
+
+
+def _iterated(over: cst.BaseExpression) -> list[str | None]:
+    """Return what a loop goes through: ``params``, also in ``zip(params, grads)``."""
+    if isinstance(over, cst.Call) and dotted_name(over.func) in {"zip", "enumerate"}:
+        return [dotted_name(argument.value) for argument in over.args]
+    return [dotted_name(over)]
+
+
+def _handed(call: cst.Call, function: FunctionModel) -> Iterator[str]:
+    """Yield the names of what an optimizer is given, also in groups."""
+    given = positional(call)[:1] or [keyword(call, "params")]
+    for value in given:
+        name = dotted_name(value)
+        sources = sources_of_all(function).get(name or "") or ()
+        if name is not None:
+            yield name
+        for node in walk(sources[0] if len(sources) == 1 else value or call):
+            key = node.key if isinstance(node, cst.DictElement) else None
+            if isinstance(key, cst.SimpleString) and plain_string(key) == "params":
+                yield dotted_name(node.value) or ""  # type: ignore[attr-defined]
+
+
+def _in_callee(call: cst.Call, path: str, function: FunctionModel, depth: int) -> str | None:
+    """Return what a function of the file does with an argument, if it goes through all of it."""
+    scope = called_function(call, function)
+    if scope is None or depth or not isinstance(scope.node, cst.FunctionDef):
+        return None
+    called = function.module.function(scope)
+    for parameter in scope.parameters:
+        if dotted_name(argument_for(parameter, call, scope)) != path:
+            continue
+        found = [use.how for use in _uses(parameter, called, depth=depth + 1)]
+        if found and _CLIPS in scope.name.lower() and "grad" in scope.words:
+            return "clip"
+        return next((how for how in ("optimizer", "clip", "loop") if how in found), None) or (
+            "read" if found else None
+        )
+    return None
+
+
+_CLIPS: Final = "clip"
+
+
+def _comes_first(function: FunctionModel, first: cst.CSTNode, later: cst.CSTNode) -> bool:
+    """Tell whether one statement runs before another one whenever that does."""
+    around: cst.CSTNode = function.scope.node
+    for block in walk(function.scope.node):
+        is_block = isinstance(block, (cst.BaseSuite, cst.Lambda, cst.FunctionDef))
+        if is_block and block is not around and any(node is first for node in walk(block)):
+            around = block
+    return any(node is later for node in walk(around))
+
+
+def _is_in_loop(nodes: Sequence[cst.CSTNode], use: cst.CSTNode, made: cst.CSTNode) -> bool:
+    """Tell whether a loop has a use, and not what makes the iterator."""
+    for loop in nodes:
+        if isinstance(loop, (cst.For, cst.While)) and loop is not use:
+            inside = {id(node) for node in walk(loop.body)}
+            if id(use) in inside and id(made) not in inside:
+                return True
+    return False
+
+
+def _of_attributes(function: FunctionModel) -> Iterator[SpentUse]:
+    """Yield the uses of an iterator that an object keeps, in methods that run again."""
+    owner, first = function.scope.owner, function.scope.first_parameter
+    if owner is None or first is None:
+        return
+    for attribute, (maker, made) in _kept(function).items():
+        uses = list(_uses(f"{first}.{attribute}", function))
+        own = _is_called_twice(function)
+        others = list(
+            _uses(f"{maker.first_parameter}.{attribute}", function.module.function(maker))
+        )
+        for index, use in enumerate(uses):
+            if use.how == "read":
+                continue
+            path = f"{first}.{attribute}"
+            before = [each for each in uses[:index] if _comes_first(function, each.node, use.node)]
+            if maker is not function.scope and others:
+                before = [*before, others[0]]
+            if before:
+                yield SpentUse(path, use.how, use.node, before[0].node, again=False, is_sure=False)
+            elif maker is not function.scope and own:
+                yield SpentUse(path, use.how, use.node, made, again=True, is_sure=False)
+
+
+def _is_called_twice(function: FunctionModel) -> bool:
+    """Return whether a loop runs a method, or several calls of the file do."""
+    name = last_word(function.scope.name)
+    calls = sum(
+        isinstance(node, cst.Call) and last_word(dotted_name(node.func)) == name
+        for other in function.module.scopes.functions
+        if name in other.words
+        for node in _nodes(other)
+    )
+    return calls > 1 or repeats(function)
+
+
+def _kept(
+    function: FunctionModel,
+) -> dict[str, tuple[FunctionScope, cst.BaseExpression]]:
+    """Return the attributes of a class that are iterators of parameters, made in one place."""
+    owner, memo = function.scope.owner, function.module.memo
+    assert owner is not None
+    key = ("iterators of a class", id(owner))
+    if key not in memo:
+        found: dict[str, list[tuple[FunctionScope, cst.BaseExpression]]] = {}
+        for method in owner.methods.values():
+            for node in _nodes(method):
+                for target, value in assigned_pairs(node):
+                    root, _, attribute = (dotted_name(target) or "").partition(".")
+                    if root == method.first_parameter and attribute:
+                        found.setdefault(attribute, []).append((method, value))
+        memo[key] = {
+            attribute: made[0]
+            for attribute, made in found.items()
+            if len(made) == 1 and _is_of_parameters(made[0][1])
+        }
+    kept: dict[str, tuple[FunctionScope, cst.BaseExpression]] = memo[key]
+    return kept
+
+
+def _is_of_parameters(node: cst.BaseExpression) -> bool:
+    return _is_iterator(node) is not None and not _NAMED.isdisjoint(_words(node))

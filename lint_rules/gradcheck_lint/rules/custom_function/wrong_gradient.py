@@ -1,0 +1,139 @@
+"""GCS601: a backward that loses a part of the sum that a gradient is."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+import libcst as cst
+
+from gradcheck_lint.model.function_class import function_with
+from gradcheck_lint.model.syntax import dotted_name, last_word, positional, walk
+from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.custom_function.incoming import computed_of, incoming_of, mentions
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.function_class import AutogradFunction
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class WrongGradient(Rule):
+    """A backward keeps one of the gradients that belong to an element, or their mean."""
+
+    entry = catalogue.WRONG_GRADIENT
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield what a backward assigns by index, or multiplies by a mean of what it is given."""
+        known = function_with(function, "backward", "vjp")
+        incoming = incoming_of(known) if known is not None else frozenset()
+        if known is None or not incoming:
+            return
+        if _gathers(known):
+            for node in _assigned_by_index(function, incoming):
+                yield Violation(
+                    node,
+                    "forward may take an element several times, and each of them adds to its "
+                    "gradient: to assign by index keeps one of them",
+                    Severity.WARNING,
+                    "add them up, as by `index_add_`, `scatter_add_` or "
+                    "`index_put_(..., accumulate=True)`",
+                )
+        for node, name in _averaged(function, incoming):
+            yield Violation(
+                node,
+                f"`{name}` has a gradient for each element of the output, and this multiplies by "
+                "their mean: it is right only where all are equal",
+                Severity.WARNING,
+                "multiply what belongs to each element by its own gradient, and sum afterwards",
+            )
+
+
+_GATHERING: Final = frozenset({"index_select", "gather", "embedding", "take", "take_along_dim"})
+_DIFFERENT: Final = re.compile(r"perm|sort|topk|unique|argm|nonzero|where|mask|keep|valid|order")
+"""What gives each index once."""
+
+
+def _gathers(known: AutogradFunction) -> bool:
+    """Return whether forward takes elements of an input by an index, which may have one twice."""
+    if known.forward is None or any(map(_DIFFERENT.search, known.forward.words)):
+        return False
+    inputs = {item.name for item in known.inputs or ()}
+    for node in known.forward.nodes:
+        if isinstance(node, cst.Call) and last_word(dotted_name(node.func)) in _GATHERING:
+            return True
+        if isinstance(node, cst.Subscript) and dotted_name(node.value) in inputs:
+            index = _index(node)
+            if dotted_name(index) in inputs or _is_flat(index, inputs):
+                return True
+    return False
+
+
+def _index(node: cst.Subscript) -> cst.BaseExpression | None:
+    """Return what rows a subscript takes, None for a slice."""
+    first = node.slice[0].slice
+    return first.value if isinstance(first, cst.Index) else None
+
+
+def _is_flat(index: cst.BaseExpression | None, inputs: set[str]) -> bool:
+    """Return whether this is an input in another shape."""
+    called = index.func if isinstance(index, cst.Call) else None
+    return isinstance(called, cst.Attribute) and dotted_name(called.value) in inputs
+
+
+def _assigned_by_index(function: FunctionModel, incoming: frozenset[str]) -> Iterator[cst.CSTNode]:
+    """Yield where the incoming gradient is written to elements that an index says."""
+    of_incoming = computed_of(incoming, function)
+    for node in function.scope.nodes:
+        if isinstance(node, cst.Assign) and mentions(node.value, of_incoming):
+            target = node.targets[0].target
+            index = _index(target) if isinstance(target, cst.Subscript) else None
+            if isinstance(index, (cst.Name, cst.Call)) and _names_index(index):
+                yield node
+        elif isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+            is_write = node.func.attr.value in {"scatter_", "index_copy_", "scatter"}
+            given = positional(node)
+            if is_write and given and mentions(given[-1], of_incoming):
+                yield node
+
+
+def _names_index(node: cst.BaseExpression) -> bool:
+    return (
+        _DIFFERENT.search(" ".join(each.value for each in walk(node) if isinstance(each, cst.Name)))
+        is None
+    )
+
+
+def _averaged(
+    function: FunctionModel, incoming: frozenset[str]
+) -> Iterator[tuple[cst.CSTNode, str]]:
+    """Yield each product with the mean of an incoming gradient that has several elements."""
+    for name in sorted(incoming):
+        if not any(_gives_dimension(node, name) for node in function.scope.nodes):
+            continue
+        for node in function.scope.nodes:
+            is_product = isinstance(node, cst.BinaryOperation) and isinstance(
+                node.operator, cst.Multiply
+            )
+            if is_product and any(_is_mean_of(side, name) for side in (node.left, node.right)):  # type: ignore[attr-defined]
+                yield node, name
+
+
+def _gives_dimension(node: cst.CSTNode, name: str) -> bool:
+    """Return whether this takes a slice of a gradient, or gives it one more dimension."""
+    if isinstance(node, cst.Subscript):
+        return dotted_name(node.value) == name
+    is_method = isinstance(node, cst.Attribute) and dotted_name(node.value) == name
+    return is_method and node.attr.value in {"unsqueeze", "view", "reshape", "t", "T"}  # type: ignore[attr-defined]
+
+
+def _is_mean_of(node: cst.BaseExpression, name: str) -> bool:
+    called = node.func if isinstance(node, cst.Call) and not node.args else None
+    return (
+        isinstance(called, cst.Attribute)
+        and called.attr.value == "mean"
+        and dotted_name(called.value) == name
+    )

@@ -1,0 +1,135 @@
+"""GCS317: a checkpoint restores the optimizer and not its schedule."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+import libcst as cst
+
+from gradcheck_lint.model.flow import SchedulerStep
+from gradcheck_lint.model.syntax import bound_names, dotted_name, keyword, last_word, walk
+from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel, ModuleModel
+
+
+class ScheduleNotRestored(Rule):
+    """Training goes on with the state of the optimizer and a new learning rate schedule."""
+
+    entry = catalogue.SCHEDULE_NOT_RESTORED
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield the restoring of an optimizer in a file that restores no scheduler."""
+        module = function.module
+        if "load_state_dict" not in function.scope.words:
+            return
+        loads = [node for node in function.scope.nodes_and_lambdas[0] if _is_call(node, "load")]
+        restored = next((node for node in loads if _OPTIMIZER.search(_said(node, module))), None)
+        if restored is None:
+            return
+        if not _KEPT.search(module.text(restored)) and not module.mentions(b"torch.load"):
+            return
+        schedule = _schedule(module)
+        if schedule is not None and not _is_restored(module):
+            is_saved = any(
+                _is_call(node, "save") and _OPTIMIZER.search(_said(node, module))
+                for node in _nodes(module)
+            )
+            yield Violation(
+                restored,
+                "the optimizer is restored from a checkpoint, and the schedule of its learning "
+                "rate is not: it begins anew, and its first step replaces the restored rate",
+                Severity.WARNING if is_saved else Severity.NOTE,
+                "save and load `scheduler.state_dict()` as well",
+                ((schedule, "the schedule"),),
+            )
+
+
+_OPTIMIZER: Final = re.compile("optim|(?:^|[^a-z])opt(?:$|[^a-z])")
+_KEPT: Final = re.compile("(?i)checkpoint|ckpt|saved")
+_SCHEDULE: Final = re.compile("sched|lr_|warmup")
+_COUNTS: Final = re.compile(r"\.(?:last_epoch|_step_count)$")
+_METHODS: Final = {"load": "load_state_dict", "save": "state_dict"}
+
+
+def _nodes(module: ModuleModel) -> Iterator[cst.CSTNode]:
+    for function in module.functions():
+        yield from function.scope.nodes_with_lambdas
+
+
+def _is_call(node: cst.CSTNode, which: str) -> bool:
+    return (
+        isinstance(node, cst.Call)
+        and isinstance(node.func, cst.Attribute)
+        and node.func.attr.value == _METHODS[which]
+    )
+
+
+def _said(node: cst.CSTNode, module: ModuleModel) -> str:
+    """Return what a load or save is called on, or its argument where that has no name."""
+    assert isinstance(node, cst.Call)
+    assert isinstance(node.func, cst.Attribute)
+    return (last_word(dotted_name(node.func.value)) or module.text(node)).lower()
+
+
+def _schedule(module: ModuleModel) -> cst.CSTNode | None:
+    """Return the call that makes the scheduler of a file which steps it, from its beginning."""
+    made: cst.CSTNode | None = None
+    for node in _nodes(module):
+        if not isinstance(node, cst.Call):
+            continue
+        name = module.scopes.resolve_import(dotted_name(node.func) or "") or ""
+        if name.startswith("torch.optim.lr_scheduler.") and not name.endswith("OnPlateau"):
+            if keyword(node, "last_epoch") is not None:
+                return None
+            made = made or node
+    return made if _stepped(module) else None
+
+
+def _stepped(module: ModuleModel) -> frozenset[str]:
+    """Return the last words of what the file calls its schedulers."""
+    return frozenset(
+        last_word(event.receiver)
+        for function in module.functions()
+        if "step" in function.scope.words
+        for event in function.events()
+        if isinstance(event, SchedulerStep)
+    )
+
+
+def _is_restored(module: ModuleModel) -> bool:
+    """Return whether a scheduler is given its state, or wound forward, or anything might be."""
+    stepped = _stepped(module)
+    for function in module.functions():
+        nodes = function.scope.nodes_and_lambdas[0]
+        loops = [node for node in nodes if isinstance(node, cst.For)]
+        targets = {name for loop in loops for name in bound_names(loop.target)}
+        for node in nodes:
+            if _is_call(node, "load"):
+                said = _said(node, module)
+                assert isinstance(node, cst.Call)
+                assert isinstance(node.func, cst.Attribute)
+                is_any = dotted_name(node.func.value) in targets or "getattr" in said
+                if is_any or said in stepped or _SCHEDULE.search(said):
+                    return True
+            elif isinstance(node, cst.AssignTarget) and _COUNTS.search(module.text(node.target)):
+                return True
+        if any(map(_winds, loops)):
+            return True
+    return False
+
+
+def _winds(loop: cst.For) -> bool:
+    """Return whether a loop does nothing but to step a scheduler."""
+    calls = [node for node in walk(loop.body) if isinstance(node, cst.Call)]
+    return bool(calls) and all(
+        last_word(dotted_name(call.func)) == "step"
+        and _SCHEDULE.search((dotted_name(call.func) or "").lower()) is not None
+        for call in calls
+    )

@@ -1,0 +1,92 @@
+"""Find parameters that a module replaces by new ones while it runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import libcst as cst
+
+from gradcheck_lint.model.flow import Forward
+from gradcheck_lint.model.knowledge import PARAMETER_CLASSES
+from gradcheck_lint.model.syntax import assigned_pairs, dotted_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel, ModuleModel
+    from gradcheck_lint.model.scopes import ClassScope, FunctionScope
+
+__all__ = ["Renewed", "renewed_parameters"]
+
+
+class Renewed(NamedTuple):
+    """Where a parameter is replaced, its name, where it is made first, and an optimizer."""
+
+    node: cst.CSTNode
+    name: str
+    first: cst.CSTNode
+    optimizer: cst.CSTNode
+
+
+def renewed_parameters(function: FunctionModel) -> Iterator[Renewed]:
+    """Yield each parameter of the constructor that forward, or what it calls, makes anew."""
+    scope, module = function.scope, function.module
+    owner = scope.owner
+    if owner is None or "Parameter" not in scope.words or scope.name.endswith("__init__"):
+        return
+    maker = module.scopes.method(owner, "__init__")
+    if maker is None or not module.scopes.derives_from(owner, "torch.nn.Module"):
+        return
+    if not _is_run_by_forward(scope, owner):
+        return
+    first = dict(_parameters_made(maker, module))
+    renewed = [(name, node) for name, node in _parameters_made(scope, module) if name in first]
+    optimizer = _optimizer_before_any_run(module) if renewed else None
+    for name, node in renewed:
+        if optimizer is not None:
+            yield Renewed(node, name, first[name], optimizer)
+
+
+def _parameters_made(
+    scope: FunctionScope, module: ModuleModel
+) -> Iterator[tuple[str, cst.CSTNode]]:
+    """Yield the attributes of self that a method sets to a new parameter."""
+    for node in scope.nodes:
+        for target, value in assigned_pairs(node):
+            root, _, attribute = (dotted_name(target) or "").partition(".")
+            called = dotted_name(value.func) if isinstance(value, cst.Call) else None
+            made = module.scopes.resolve_import(called or "")
+            if root == scope.first_parameter and attribute and made in PARAMETER_CLASSES:
+                yield attribute, node
+
+
+def _is_run_by_forward(scope: FunctionScope, owner: ClassScope) -> bool:
+    """Return whether a method is forward, or one that it calls, itself or through another."""
+    waiting, seen = ["forward"], set[str]()
+    while waiting:
+        name = waiting.pop()
+        method = owner.methods.get(name)
+        if method is scope:
+            return True
+        if method is not None and name not in seen:
+            seen.add(name)
+            waiting += [
+                dotted_name(node.func).partition(".")[2]  # type: ignore[union-attr]
+                for node in method.nodes
+                if isinstance(node, cst.Call)
+                and (dotted_name(node.func) or "").startswith(f"{method.first_parameter}.")
+            ]
+    return False
+
+
+def _optimizer_before_any_run(module: ModuleModel) -> cst.CSTNode | None:
+    """Return an optimizer of the file, unless a model runs before it in the same function."""
+    for function in module.functions():
+        nodes = function.scope.nodes_and_lambdas[0]
+        made = [index for index, node in enumerate(nodes) if module.makes_optimizer(node)]
+        if not made:
+            continue
+        runs = {id(event.node) for event in function.events() if isinstance(event, Forward)}
+        if not any(id(node) in runs for node in nodes[: made[0]]):
+            return nodes[made[0]]
+    return None
