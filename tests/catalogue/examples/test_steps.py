@@ -354,3 +354,11 @@ def test_gcs317_goes_on_at_the_rate_of_the_beginning(example, instead):
 
     assert rate(instead("GCS317")) == pytest.approx(0.1 * 0.5**8)
     assert rate(example("GCS317")) == pytest.approx(0.1 * 0.5**4)
+
+
+def test_gcs318_clips_nothing_and_stays_in_training(example, instead, batches):
+    for names, works in ((instead("GCS318"), True), (example("GCS318"), False)):
+        model = names.train(batches)
+        clipped = all(bool(each.grad.abs().max() <= 0.1) for each in model.parameters())
+        assert clipped is works
+        assert model.training is not works

@@ -1,0 +1,185 @@
+"""GCS318: statements that do nothing: no call, a result that is dropped, a name nobody reads."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+import libcst as cst
+
+from gradcheck_lint.model.syntax import boolean, bound_names, dotted_name, keyword
+from gradcheck_lint.model.values import Kind
+from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+_CALLED: Final = frozenset({"backward", "eval", "step", "train", "zero_grad"})
+"""Methods of the training protocol; none of them is a property of torch."""
+
+_TENSORS: Final = frozenset(
+    (
+        *("clamp", "clamp_max", "clamp_min", "clip", "detach", "masked_fill", "nan_to_num"),
+        "renorm",
+    )
+)
+"""Methods that tensors alone have, which return a new tensor and change none."""
+
+_OF_A_GRADIENT: Final = _TENSORS | {
+    *("add", "addcdiv", "addcmul", "clone", "copysign", "cpu", "cuda", "div", "divide", "double"),
+    *("float", "half", "index_fill", "lerp", "mul", "multiply", "neg", "pow", "sign", "sqrt"),
+    *("sub", "subtract", "to", "where"),
+}
+"""Those that other things have too: of ``.grad`` and ``.data`` they are a tensor's."""
+
+_FUNCTIONS: Final = frozenset(
+    f"torch.{name}"
+    for name in ("add", "clamp", "clip", "lerp", "masked_fill", "mul", "nan_to_num", "sub", "where")
+)
+
+_MISSPELT: Final = re.compile(r"(?!requires_grad\b)req\w*grad\w*")
+"""What people write in place of ``requires_grad``."""
+
+_RATES: Final = frozenset({"learning_rate", "lr", "momentum", "weight_decay"})
+"""Settings that an optimizer reads in its parameter groups alone."""
+
+
+class NoEffect(Rule):
+    """A statement that was meant to change something changes nothing."""
+
+    entry = catalogue.NO_EFFECT
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield methods that are not called, results that are dropped, attributes of no use."""
+        for node in function.scope.small_statements:
+            if isinstance(node, cst.Expr):
+                if isinstance(node.value, cst.Attribute):
+                    yield from _not_called(node.value, function)
+                elif isinstance(node.value, cst.Call):
+                    yield from _dropped(node.value, function)
+            elif isinstance(node, cst.Assign) and len(node.targets) == 1:
+                yield from _not_read(node, node.targets[0].target, function)
+
+
+def _not_called(attribute: cst.Attribute, function: FunctionModel) -> Iterator[Violation]:
+    if attribute.attr.value in _CALLED and dotted_name(attribute) is not None:
+        text = function.module.code(attribute)
+        yield Violation(
+            attribute,
+            f"`{text}` names the method and does not call it",
+            Severity.ERROR if _is_of_torch(attribute.value, function) else Severity.WARNING,
+            f"call it: `{text}()`",
+        )
+
+
+def _is_of_torch(node: cst.BaseExpression, function: FunctionModel) -> bool:
+    known = function.bindings.get(dotted_name(node) or "", ())
+    kinds = {value.kind for value in known}
+    return bool(kinds) and kinds <= {Kind.OPTIMIZER, Kind.MODULE, Kind.SCHEDULER, Kind.SCALER}
+
+
+def _dropped(call: cst.Call, function: FunctionModel) -> Iterator[Violation]:
+    if keyword(call, "out") is not None or "raises" in function.scope.words:
+        return
+    name = dotted_name(call.func)
+    if name is not None and function.module.scopes.resolve_import(name) in _FUNCTIONS:
+        target = function.module.code(call.args[0].value) if call.args else "x"
+    elif isinstance(call.func, cst.Attribute) and _is_dropped_method(call.func, function):
+        target = function.module.code(call.func.value)
+    else:
+        return
+    method = name.rpartition(".")[2] if name else call.func.attr.value  # type: ignore[union-attr]
+    written = f"`{method}_`" if method != "detach" else "`detach_()`"
+    yield Violation(
+        call,
+        f"`{method}(...)` returns a new tensor and changes nothing of `{target}`, and what it "
+        "returns is dropped",
+        Severity.WARNING,
+        f"use {written}, which writes in place, or keep the result",
+    )
+
+
+def _is_dropped_method(method: cst.Attribute, function: FunctionModel) -> bool:
+    owner, name = method.value, method.attr.value
+    if isinstance(owner, cst.Attribute) and owner.attr.value in {"grad", "data"}:
+        return name in _OF_A_GRADIENT
+    path = dotted_name(owner)
+    if name not in _TENSORS or path is None:
+        return False
+    if function.module.scopes.resolve_import(path) is not None:
+        return False  # such as `np.clip(...)`
+    known = function.bindings.get(path, ())
+    if name != "detach":
+        return True
+    # Other things can be detached as well: a process, a stream, a subscriber.
+    tensors = {Kind.HISTORY, Kind.LEAF, Kind.LEAF_VIEW, Kind.GRADIENT, Kind.PLAIN}
+    return any(value.kind in tensors for value in known)
+
+
+def _not_read(
+    node: cst.Assign, target: cst.BaseAssignTargetExpression, function: FunctionModel
+) -> Iterator[Violation]:
+    if isinstance(target, cst.Subscript):
+        named = target.value
+        if isinstance(named, cst.Attribute) and named.attr.value == "defaults":
+            yield from _rate(node, named.value, "defaults", function)
+        return
+    if not isinstance(target, cst.Attribute):
+        return
+    name = target.attr.value
+    if name in _RATES:
+        yield from _rate(node, target.value, name, function)
+    elif boolean(node.value) is None:
+        return
+    elif name == "requires_grad":
+        kinds = {each.kind for each in function.bindings.get(dotted_name(target.value) or "", ())}
+        if kinds == {Kind.MODULE}:
+            owner = function.module.code(target.value)
+            yield Violation(
+                node,
+                f"`{owner}` is a module: its `requires_grad` is an attribute that nothing reads, "
+                "and its parameters stay as they are",
+                Severity.WARNING,
+                f"call `{owner}.requires_grad_({function.module.code(node.value)})`",
+            )
+    elif _MISSPELT.fullmatch(name) and _is_parameter(target.value, function):
+        yield Violation(
+            node,
+            f"`{name}` is an attribute that nothing reads: the tensor requires grad as before",
+            Severity.ERROR,
+            "write `requires_grad`",
+        )
+
+
+def _rate(
+    node: cst.Assign, owner: cst.BaseExpression, name: str, function: FunctionModel
+) -> Iterator[Violation]:
+    kinds = {each.kind for each in function.bindings.get(dotted_name(owner) or "", ())}
+    if kinds == {Kind.OPTIMIZER}:
+        yield Violation(
+            node,
+            f"an optimizer does not read `{name}` when it steps: its parameter groups keep the "
+            "settings that they have",
+            Severity.WARNING,
+            "set it in each group: `for group in optimizer.param_groups: group['lr'] = ...`",
+        )
+
+
+def _is_parameter(node: cst.BaseExpression, function: FunctionModel) -> bool:
+    """Return whether a name runs over the parameters of a module, or holds a tensor."""
+    path = dotted_name(node)
+    if path is None:
+        return "parameters(" in function.module.code(node)
+    leaves = {Kind.LEAF, Kind.LEAF_VIEW, Kind.PLAIN, Kind.HISTORY}
+    if any(value.kind in leaves for value in function.bindings.get(path, ())):
+        return True
+    return any(
+        isinstance(each, cst.For)
+        and path in bound_names(each.target)
+        and "parameters(" in function.module.code(each.iter)
+        for each in function.scope.nodes
+    )
