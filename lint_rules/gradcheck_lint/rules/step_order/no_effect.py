@@ -41,7 +41,7 @@ _FUNCTIONS: Final = frozenset(
     for name in ("add", "clamp", "clip", "lerp", "masked_fill", "mul", "nan_to_num", "sub", "where")
 )
 
-_MISSPELT: Final = re.compile(r"(?!requires_grad\b)req\w*grad\w*")
+_MISSPELT: Final = re.compile(r"(?!requires_grad\b)req\w{1,8}?_?grad\w{0,5}")
 """What people write in place of ``requires_grad``."""
 
 _RATES: Final = frozenset({"learning_rate", "lr", "momentum", "weight_decay"})
