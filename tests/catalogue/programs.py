@@ -342,6 +342,11 @@ def _interrupted(names: ModuleType) -> Found:
     return audited(run)
 
 
+def _regression_of_ten(names: ModuleType) -> Found:
+    model = regression()
+    return audited(lambda: names.train(model, batches(10)))
+
+
 def _warmed_up(names: ModuleType) -> Found:
     model = regression()
     return audited(lambda: names.train(model, batches(8), 2))
@@ -575,6 +580,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS315": (_two_optimizers,),
     "GCS316": (_train_optimizer,),
     "GCS317": (_interrupted,),
+    "GCS319": (_regression_of_ten,),
     "GCS401": (_cut,),
     "GCS402": (_backbone,),
     "GCS403": (_module(lambda names: names.Block(4), 2, 4),),

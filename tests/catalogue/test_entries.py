@@ -61,6 +61,7 @@ FROZEN = {
     "GCS316": "weights-not-restored",
     "GCS317": "schedule-not-restored",
     "GCS318": "no-effect",
+    "GCS319": "optimizer-made-anew",
     "GCS401": "graph-broken",
     "GCS402": "forward-under-no-grad",
     "GCS403": "parameter-without-gradient",
@@ -110,7 +111,7 @@ NOTES = {"GCS612", "GCS901"}
 WARNINGS = {
     *("GCS102", "GCS105", "GCS106", "GCS203", "GCS204", "GCS205", "GCS206", "GCS306", "GCS308"),
     *("GCS209",),
-    *("GCS309", "GCS312", "GCS313", "GCS315", "GCS316", "GCS317", "GCS703"),
+    *("GCS309", "GCS312", "GCS313", "GCS315", "GCS316", "GCS317", "GCS319", "GCS703"),
     *("GCS403", "GCS406", "GCS407", "GCS408", "GCS504", "GCS505", "GCS507", "GCS701"),
     *("GCS702", "GCS704", "GCS412", "GCS413", "GCS111", "GCS112", "GCS614"),
 }

@@ -84,6 +84,9 @@ from gradcheck_suite.auditing.detectors.step_order.missing_zero_grad import Miss
 from gradcheck_suite.auditing.detectors.step_order.missing_zero_grad_by_hand import (
     MissingZeroGradByHandDetector,
 )
+from gradcheck_suite.auditing.detectors.step_order.optimizer_made_anew import (
+    OptimizerMadeAnewDetector,
+)
 from gradcheck_suite.auditing.detectors.step_order.parameter_in_two_optimizers import (
     ParameterInTwoOptimizersDetector,
 )
@@ -175,6 +178,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         InitialStatisticsDetector(recorder),
         ParameterNotOptimizedDetector(recorder, windows, leaves),
         ParameterInTwoOptimizersDetector(windows, names),
+        OptimizerMadeAnewDetector(recorder),
         SharedMemoryDetector(recorder.optimizers, names),
         SharedStateDetector(recorder.optimizers, windows),
         OneNetworkDetector(recorder),

@@ -129,3 +129,50 @@ def sizes_of_steps_that_begin_at_zero():
     )
     for x, y in data():
         step(model, optimizer, x, y)
+
+
+@buggy("GCS319")
+def optimizer_made_by_what_takes_the_step():
+    model = net()
+
+    def step(x, y):
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)  # <- here
+        optimizer.zero_grad()
+        mse(model, x, y).backward()
+        optimizer.step()
+
+    for x, y in data():
+        step(x, y)
+
+
+@clean
+def adapted_to_each_example_from_the_same_weights():
+    model = net()
+    begun = {name: each.clone() for name, each in model.state_dict().items()}
+    for x, y in data():
+        model.load_state_dict(begun)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        mse(model, x, y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@clean
+def rounds_with_an_optimizer_each():
+    model = net()
+    for _ in range(6):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        for x, y in data(3):
+            optimizer.zero_grad()
+            mse(model, x, y).backward()
+            optimizer.step()
+
+
+@clean
+def plain_descent_made_in_the_loop():
+    model = net()
+    for x, y in data():
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        optimizer.zero_grad()
+        mse(model, x, y).backward()
+        optimizer.step()

@@ -362,3 +362,20 @@ def test_gcs318_clips_nothing_and_stays_in_training(example, instead, batches):
         clipped = all(bool(each.grad.abs().max() <= 0.1) for each in model.parameters())
         assert clipped is works
         assert model.training is not works
+
+
+def test_gcs319_moves_weights_by_the_rate_whatever_the_gradient(example, instead):
+    torch.manual_seed(0)
+    data = [(torch.randn(8, 8), torch.randn(8, 1)) for _ in range(10)]
+    moves = {}
+    for names, which in ((example("GCS319"), "anew"), (instead("GCS319"), "once")):
+        model = nn.Linear(8, 1)
+        path = [model.weight.detach().clone()]
+        register = model.register_forward_pre_hook(
+            lambda module, _, path=path: path.append(module.weight.detach().clone())
+        )
+        names.train(model, data)
+        register.remove()
+        moves[which] = (path[-1] - path[-2]).abs()
+    assert torch.allclose(moves["anew"], torch.tensor(1e-3), rtol=1e-2)
+    assert moves["once"].std() > 1e-4
