@@ -334,3 +334,13 @@ def test_gcs111_a_previous_gradient_is_the_next_one(example, instead):
         kept = optimizer.state[model.weight]["previous"]
         differences[source.__name__] = kept.data_ptr() == model.weight.grad.data_ptr()
     assert sorted(differences.values()) == [False, True]
+
+
+def test_gcs112_leaves_fewer_and_fewer_features(example, instead):
+    x, y = torch.randn(16, 8), torch.randn(16, 1)
+    for names, kept in ((instead("GCS112"), True), (example("GCS112"), False)):
+        before = x.clone()
+        model = nn.Linear(8, 1)
+        names.train(model, torch.optim.SGD(model.parameters(), lr=0.01), x, y)
+        assert torch.equal(x, before) is kept
+    assert (x == 0).all(0).sum() >= 4
