@@ -26,6 +26,7 @@ from gradcheck_suite.auditing.call_sites import (
     call_site,
     called_by_the_user,
     exact_call_site,
+    kind_of_file,
     variables_of,
 )
 from gradcheck_suite.auditing.events import (
@@ -235,7 +236,7 @@ class BackwardSource(EventSource):
             nodes, tensors, has_leaf = _read(roots)
             following: dict[Node, Following] = {}
             called = site
-            if site is not None and site[_OF_THE_USER:] != ():
+            if site is not None and (site[_OF_THE_USER:] or kind_of_file[site[0].co_filename]):
                 site = self._line_of_loss(site, nodes, tensors)
             recorder.state.backward_called = called, site
             generation = recorder.generations.open(
@@ -283,7 +284,8 @@ class BackwardSource(EventSource):
             made = self._forwards.get(key) or self._line_of_forward(site)
             if made is not None:
                 self._forwards[key] = made
-        return site if made is None else cast("CallSite", (*made[:2], *site[2:]))
+        in_library = site[_OF_THE_USER:] or site
+        return site if made is None else cast("CallSite", (*made[:2], *in_library))
 
     def _line_of_forward(self, site: CallSite) -> CallSite | None:
         """Return where the model was called since the last backward, for a loss that is cut off."""
