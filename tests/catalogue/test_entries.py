@@ -33,6 +33,7 @@ FROZEN = {
     "GCS109": "step-before-second-backward",
     "GCS110": "copy-onto-itself",
     "GCS111": "kept-by-reference",
+    "GCS112": "data-overwritten",
     "GCS201": "graph-kept",
     "GCS202": "state-not-detached",
     "GCS203": "retain-graph",
@@ -110,7 +111,7 @@ WARNINGS = {
     *("GCS209",),
     *("GCS309", "GCS312", "GCS313", "GCS315", "GCS316", "GCS317", "GCS703"),
     *("GCS403", "GCS406", "GCS407", "GCS408", "GCS504", "GCS505", "GCS507", "GCS701"),
-    *("GCS702", "GCS704", "GCS412", "GCS413", "GCS111", "GCS614"),
+    *("GCS702", "GCS704", "GCS412", "GCS413", "GCS111", "GCS112", "GCS614"),
 }
 FIXABLE = {"GCS107", "GCS201", "GCS305", "GCS404", "GCS504", "GCS901", "GCS902", "GCS903"}
 ONLY_AT_RUN_TIME = {
@@ -119,7 +120,7 @@ ONLY_AT_RUN_TIME = {
     *("GCS602", "GCS603", "GCS605", "GCS606", "GCS607", "GCS608", "GCS609"),
     *("GCS611", "GCS612", "GCS614"),
 }
-ONLY_IN_SOURCE = {"GCS105", "GCS504", "GCS901"}
+ONLY_IN_SOURCE = {"GCS105", "GCS112", "GCS504", "GCS901"}
 PLANNED: set[str] = set()
 
 FILES = Path(catalogue.__file__).with_name("entries")

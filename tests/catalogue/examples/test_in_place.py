@@ -334,3 +334,13 @@ def test_gcs111_a_previous_gradient_is_the_next_one(example, instead):
         kept = optimizer.state[model.weight]["previous"]
         differences[source.__name__] = kept.data_ptr() == model.weight.grad.data_ptr()
     assert sorted(differences.values()) == [False, True]
+
+
+def test_gcs112_each_epoch_empties_more_columns(example, instead):
+    left = {}
+    for source in (example("GCS112"), instead("GCS112")):
+        torch.manual_seed(0)
+        x = torch.ones(3, 16)
+        source.train(nn.Linear(16, 1), x, torch.zeros(3, 1), epochs=50)
+        left[source.__name__] = int(x.abs().sum(0).count_nonzero())
+    assert sorted(left.values()) == [0, 16]

@@ -36,7 +36,7 @@ class AccumulationMismatch(Rule):
                 f"each micro-batch counts as 1 of `{mean.count}`, and its loss is a mean over as "
                 "many items as it has itself: where these are few, each counts more than in the "
                 "mean of the whole batch",
-                Severity.WARNING,
+                Severity.WARNING if mean.is_likely else Severity.NOTE,
                 "divide the sum of the losses by the number of items in all micro-batches",
                 ((mean.mean, "the mean of one micro-batch"),),
             )
