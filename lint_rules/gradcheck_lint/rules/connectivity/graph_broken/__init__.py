@@ -64,9 +64,9 @@ class GraphBroken(Rule):
                 Severity.WARNING,
                 "compute it of the codes that were looked up, before the straight-through step",
             )
-        for node, thing in self_comparisons(function):
+        for call, thing in self_comparisons(function):
             yield Violation(
-                node,
+                call,
                 f"this compares `{source_of(module, thing)}` with itself: it is zero, and so are "
                 "its gradient and its Hessian",
                 Severity.WARNING,

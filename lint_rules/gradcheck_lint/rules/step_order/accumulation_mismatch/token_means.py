@@ -36,7 +36,7 @@ class TokenMean(NamedTuple):
     """A loss that is divided by the number of micro-batches, and the mean that it is."""
 
     divided: cst.CSTNode
-    count: str
+    number: str
     mean: cst.CSTNode
     is_likely: bool
 
