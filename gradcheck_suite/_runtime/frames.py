@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import site
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Owner",
+    "code_of",
     "definition_line",
     "folder_prefix",
     "is_ours",
@@ -86,6 +88,22 @@ def owner_of_file(name: str) -> Owner:
     if path.startswith(_STANDARD):
         return Owner.PYTHON
     return Owner.USER
+
+
+def code_of(function: object) -> CodeType | None:
+    """Return the code that a call runs: of a function, a method, or an object that is called.
+
+    Partials and decorators that name what they wrap are looked through; None for what is built in.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    written = getattr(function, "__func__", function)
+    if callable(written):
+        written = inspect.unwrap(written)
+    code: CodeType | None = getattr(written, "__code__", None)
+    if code is None and callable(function):
+        code = getattr(type(function).__call__, "__code__", None)
+    return code
 
 
 def definition_line(code: CodeType) -> int:

@@ -459,10 +459,7 @@ class ForwardHookRegistered(NamedTuple):
 
 
 class ForwardFinished(NamedTuple):
-    """The outermost call of a module has returned ``output``.
-
-    ``given`` holds its arguments where a detector has asked for each call of such a model.
-    """
+    """The outermost call of a module with the arguments ``given`` has returned ``output``."""
 
     module: nn.Module
     output: Any

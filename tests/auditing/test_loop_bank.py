@@ -11,6 +11,7 @@ from gradcheck_suite.findings import Severity
 from tests.auditing.loops import (  # noqa: F401 - they fill the bank
     adversaries,
     agents,
+    augmentations,
     averages,
     by_hand,
     checkpoints,
@@ -92,6 +93,12 @@ def test_the_bank_is_large_enough():
 
 
 WORDS = {
+    "features_dropped_in_place": ("warning", "writes into the input `x` of Sequential in memory"),
+    "resumed_without_the_schedule": (
+        "warning",
+        "AdamW was restored at a learning rate of 0.002857",
+    ),
+    "critic_steps_after_the_backward_of_the_actor": ("warning", "also applied what another loss,"),
     "workers_whose_gradients_are_shared_and_never_cleared": (
         "error",
         "of 4 parameters that no optimizer owns and that Adam.step() had used already",

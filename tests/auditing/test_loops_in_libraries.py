@@ -421,3 +421,39 @@ def test_what_torch_refuses_a_library_is_told_once_at_the_users_line(step, code)
     source = Path(__file__).read_text(encoding="utf-8").splitlines()
     assert source[finding.location.line - 1].endswith("# refused for this")
     assert all(each.location.path == __file__ for each in finding.related)
+
+
+class Steps:
+    """What a library calls: the loss is made in a method of a class derived from the one here."""
+
+    def __call__(self, model, x):
+        out = model(x)
+        loss = self.loss_of(out)
+        return (loss, out) if self is None else loss
+
+    def loss_of(self, out):
+        return out.pow(2).mean()
+
+
+class StepsCut(Steps):
+    def loss_of(self, out):
+        return torch.tensor(out.pow(2).mean().item(), requires_grad=True) / 1  # forces
+
+
+def test_a_loss_that_is_cut_in_a_method_of_a_derived_class_is_told_there():
+    session = audited(StepsCut())
+    (finding,) = session.findings
+    assert finding.code == "GCS405"
+    source = Path(__file__).read_text(encoding="utf-8").splitlines()
+    assert source[finding.location.line - 1].endswith("# forces")
+    # The object whose method it was is gone by now.
+    assert session.findings == (finding,)
+
+
+def test_a_module_is_called_by_the_users_name_for_it():
+    my_net = TwoLayers()
+    optimizer = torch.optim.SGD(my_net.body.parameters(), lr=0.01)
+    with gs.audit() as session:
+        library(BACKWARD)["train"](my_net, optimizer, 6)
+    (finding,) = session.findings
+    assert "`my_net.head.weight`" in finding.message

@@ -106,6 +106,13 @@ def _train_optimizer(names: ModuleType) -> Found:
     return audited(lambda: names.train(model, optimizer, batches()))
 
 
+def _on_one_batch(names: ModuleType) -> Found:
+    model = regression()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x, y = torch.randn(16, 8), torch.randn(16, 1)
+    return audited(lambda: names.train(model, optimizer, x, y))
+
+
 def _image_classifier(names: ModuleType) -> Found:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -541,6 +548,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS109": (_gan,),
     "GCS110": (_best,),
     "GCS111": (_damped,),
+    "GCS112": (_on_one_batch,),
     "GCS201": (_kept,),
     "GCS202": (_carried,),
     "GCS203": (_train_optimizer,),

@@ -325,7 +325,7 @@ class TestExamples:
             [
                 f"{package}/layers.py:*: in <lambda>",
                 "E   ZeroDivisionError: division by zero",
-                "E   RuntimeError: mat1 and mat2 shapes cannot be multiplied*",
+                "E   RuntimeError: *mat1 and mat2 shapes cannot be multiplied*",
                 "UsageError: the example of layers.Arguments can't make its inputs: *'x'*",
             ]
         )

@@ -174,6 +174,7 @@ _ASKED_ELSEWHERE = {
     "accumulation/comparison.py": "copies that State has made",
     "accumulation/states.py::new": "values() has asked for all that is in it",
     "accumulation/vectors.py": "copies that State has made",
+    "auditing/detectors/corruption/input_written_in_place.py": "what sample_of has copied",
     "auditing/detectors/functions/function_calls.py::_look_at_saved": "states of a generator",
     "auditing/saved_tensors/checksums.py": (
         "fingerprint, columns_of and same_content, its three ways in, ask"

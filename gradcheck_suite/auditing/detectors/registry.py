@@ -32,6 +32,9 @@ from gradcheck_suite.auditing.detectors.connectivity.zero_derivative import (
 )
 from gradcheck_suite.auditing.detectors.corruption.copy_onto_itself import CopyOntoItselfDetector
 from gradcheck_suite.auditing.detectors.corruption.hooked_output import HookedOutputDetector
+from gradcheck_suite.auditing.detectors.corruption.input_written_in_place import (
+    InputWrittenInPlaceDetector,
+)
 from gradcheck_suite.auditing.detectors.corruption.non_finite_gradient import (
     NonFiniteGradientDetector,
 )
@@ -176,6 +179,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         SharedStateDetector(recorder.optimizers, windows),
         OneNetworkDetector(recorder),
         HookedOutputDetector(recorder),
+        InputWrittenInPlaceDetector(recorder),
         rates,
         StepWithoutEffectDetector(recorder.optimizers, rates),
         LostUpdatesDetector(windows),

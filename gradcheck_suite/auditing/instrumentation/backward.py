@@ -72,8 +72,11 @@ _OF_THE_USER = 2
 """The length of a ``CallSite`` at which no library stands between the user's line and torch."""
 
 _LOOKS = 3
-"""Backwards under one call of a library for whose loss a line of the user's is looked for in vain.
-A bound on cost: a loss that is all the library's, such as that of a model of its own, has none."""
+"""Backwards of one line of a library for whose loss a line of the user's is looked for in vain. A
+bound on cost: a loss that is all the library's, such as that of a model of its own, has none."""
+
+_NEVER = -sys.maxsize
+"""Added to a count that is not to reach any bound."""
 
 
 class BackwardSource(EventSource):
@@ -97,7 +100,9 @@ class BackwardSource(EventSource):
         # Asked once: every call counts here.
         self._tells_starts = recorder.bus.wants_any(self.kinds[:4])
         self._tells_ends = recorder.bus.wants_any(self.kinds[5:8])
-        self._without_line: Counter[tuple[int, int]] = Counter()
+        # By the place in a library: how often no line was found, and the line of a forward.
+        self._missed: Counter[tuple[int, ...]] = Counter()
+        self._forwards: dict[tuple[int, ...], CallSite] = {}
 
     def install(self, patches: Patches) -> None:
         """Replace the engine's entry points."""
@@ -229,7 +234,9 @@ class BackwardSource(EventSource):
             roots = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
             nodes, tensors, has_leaf = _read(roots)
             following: dict[Node, Following] = {}
-            called, site = site, self._line_of_loss(site, nodes, tensors)
+            called = site
+            if site is not None and site[_OF_THE_USER:] != ():
+                site = self._line_of_loss(site, nodes, tensors)
             recorder.state.backward_called = called, site
             generation = recorder.generations.open(
                 index, nodes, site, recorder.state.step, following
@@ -257,26 +264,29 @@ class BackwardSource(EventSource):
         return generation, before
 
     def _line_of_loss(
-        self, site: CallSite | None, roots: Sequence[Node], tensors: Sequence[Tensor]
-    ) -> CallSite | None:
+        self, site: CallSite, roots: Sequence[Node], tensors: Sequence[Tensor]
+    ) -> CallSite:
         """Return at which line of the user's to tell of a backward.
 
         A library that trains calls it itself, on what some line of the user's has made. Where the
         user's line hands a loss to the library, that line is it.
         """
-        if site is None or site[_OF_THE_USER:] == ():
+        if _is_given_a_loss(tensors):
             return site
-        key = id(site[0]), site[1]
-        if self._without_line[key] >= _LOOKS or _is_given_a_loss(tensors):
-            return site
-        made = line_of_root(roots, apart_from=site) if roots else self._line_of_forward(site)
+        key = tuple(each if isinstance(each, int) else id(each) for each in site)
+        made: CallSite | None = None
+        if self._missed[key] < _LOOKS:
+            made = line_of_root(roots, apart_from=site)
+            # One that was found once is looked for each time.
+            self._missed[key] += _NEVER if made is not None else 1
         if made is None:
-            self._without_line[key] += 1
-            return site
-        return cast("CallSite", (*made[:2], *site[2:]))
+            made = self._forwards.get(key) or self._line_of_forward(site)
+            if made is not None:
+                self._forwards[key] = made
+        return site if made is None else cast("CallSite", (*made[:2], *site[2:]))
 
     def _line_of_forward(self, site: CallSite) -> CallSite | None:
-        """Return where the model was called since the last backward: of a loss without a graph."""
+        """Return where the model was called since the last backward, for a loss that is cut off."""
         state = self.recorder.state
         if state.last_forward is None:
             return None

@@ -188,6 +188,7 @@ class ForwardSource(EventSource):
                     torch.is_grad_enabled(),
                     torch.is_inference_mode_enabled(),
                     site,
+                    (*args, *kwargs.values()),
                 )
             )
             return result

@@ -26,6 +26,7 @@ from gradcheck_suite.auditing.events import (
     StepStarted,
 )
 from gradcheck_suite.auditing.instrumentation.base import EventSource, is_compiling
+from gradcheck_suite.auditing.object_names.optimizers import innermost_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -153,8 +154,8 @@ class OptimizerSource(EventSource):
             result = original(self, *args, **kwargs)
             recorder: Recorder = placed.acting.recorder
             if recorder.resume() and not is_compiling():
-                loaded = recorder.optimizers.seen_in(self)
-                if recorder.optimizers.note(loaded):
+                loaded = recorder.optimizers.noted(self)
+                if loaded is not None:
                     recorder.bus.emit(OptimizerStateLoaded(loaded, exact_call_site()))
             return result
 
@@ -169,9 +170,8 @@ class OptimizerSource(EventSource):
             recorder: Recorder = placed.acting.recorder
             if not recorder.state.running or is_compiling():
                 return
-            known = recorder.optimizers
-            owner = known.seen_in(self) if isinstance(self, Optimizer) else self
-            if isinstance(owner, Optimizer) and not recorder.optimizers.note(owner):
+            owner = recorder.optimizers.noted(self) if isinstance(self, Optimizer) else self
+            if owner is None:
                 return
             set_to_none = bool(args[0] if args else kwargs.get("set_to_none", True))
             recorder.bus.emit(GradientsCleared(owner, set_to_none, exact_call_site()))
@@ -229,11 +229,8 @@ class SchedulerSource(EventSource):
             caller = sys._getframe(1)  # noqa: SLF001 - the constructor steps once itself
             if not source.inside and caller.f_code.co_name not in _OF_THE_CONSTRUCTOR:
                 optimizer = getattr(scheduler, "optimizer", None)
-                recorder: Recorder = source.recorder
-                known = None
-                if isinstance(optimizer, Optimizer):
-                    known = recorder.optimizers.seen_in(optimizer)
-                recorder.bus.emit(SchedulerStepped(scheduler, known, exact_call_site()))
+                known = innermost_optimizer(optimizer) if isinstance(optimizer, Optimizer) else None
+                source.recorder.bus.emit(SchedulerStepped(scheduler, known, exact_call_site()))
             return result
 
         return step

@@ -15,6 +15,7 @@ from gradcheck_suite.auditing.events import (
     ScalerUpdated,
 )
 from gradcheck_suite.auditing.instrumentation.base import EventSource
+from gradcheck_suite.auditing.object_names.optimizers import innermost_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +75,7 @@ class ScalingSource(EventSource):
             finally:
                 if not source.inside:
                     site = exact_call_site()
-                    inner = source.recorder.optimizers.seen_in(optimizer)
+                    inner = innermost_optimizer(optimizer)
                     source.recorder.bus.emit(GradientsUnscaled(scaler, inner, failed, site))
             return result
 
@@ -92,7 +93,7 @@ class ScalingSource(EventSource):
                 failed = False
             finally:
                 stepped = recorder.state.optimizer_steps > before
-                inner = recorder.optimizers.seen_in(optimizer)
+                inner = innermost_optimizer(optimizer)
                 recorder.bus.emit(ScalerStepped(scaler, inner, stepped, failed, exact_call_site()))
             return result
 

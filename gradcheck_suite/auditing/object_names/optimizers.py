@@ -102,12 +102,15 @@ class Optimizers:
         for optimizer in self._only or ():
             self.note(innermost_optimizer(optimizer))
 
-    def seen_in(self, optimizer: Optimizer) -> Optimizer:
-        """Return the optimizer that is known, or is to be, for this one: what a library wraps.
+    def noted(self, optimizer: Optimizer) -> Optimizer | None:
+        """Know this optimizer, or what it wraps; return it, or None where the audit looks past it.
 
         What was made or has stepped by torch's own methods is known as itself.
         """
-        return optimizer if id(optimizer) in self._known else innermost_optimizer(optimizer)
+        if id(optimizer) not in self._known:
+            optimizer = innermost_optimizer(optimizer)
+            self.note(optimizer)
+        return optimizer if self._only is None or optimizer in self._only else None
 
     def note(self, optimizer: Optimizer) -> bool:
         """Know this optimizer from now on, and return whether the audit looks at it."""

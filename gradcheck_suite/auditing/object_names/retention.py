@@ -6,7 +6,6 @@ from each to whatever refers to it, level by level, until one thing holds severa
 
 from __future__ import annotations
 
-import functools
 import gc
 import itertools
 import sys
@@ -20,6 +19,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import Node
 
+from gradcheck_suite._runtime.frames import code_of
 from gradcheck_suite._torch_compat import (
     custom_function_class,
     gradient_hooks,
@@ -43,7 +43,6 @@ from gradcheck_suite.auditing.saved_tensors.saved_tensor import PackedTensor, pa
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-    from types import CodeType
     from typing import TypeGuard
 
     from gradcheck_suite.auditing.object_names.heap import Heap
@@ -617,7 +616,7 @@ def hook_around(place: Location, heap: Heap) -> str | None:
     except SearchEndedError:
         return None
     for kind, hook in _registered(things):
-        code = _code_of(hook)
+        code = code_of(hook)
         if code is not None and code.co_filename == place.path:
             lines = [line for _, _, line in code.co_lines() if line is not None]
             if lines and min(lines) <= place.line <= max(lines):
@@ -634,13 +633,3 @@ def _registered(things: Iterable[Any]) -> Iterator[tuple[str, Any]]:
         else:
             for hook in gradient_hooks(thing):
                 yield "tensor hook", hook
-
-
-def _code_of(hook: Any) -> CodeType | None:
-    while isinstance(hook, functools.partial):
-        hook = hook.func
-    hook = getattr(hook, "__func__", hook)
-    if not hasattr(hook, "__code__") and callable(hook):
-        hook = type(hook).__call__
-    code: CodeType | None = getattr(hook, "__code__", None)
-    return code

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from gradcheck_suite.auditing.call_sites import user_frames, variables_of
+from gradcheck_suite.auditing.call_sites import is_user_code, user_frames, variables_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from types import FrameType
 
     from torch import Tensor
 
@@ -116,20 +117,25 @@ def variable_of(module: nn.Module) -> str | None:
 
     That may be an attribute of ``self``, or an entry of a dict.
     """
-    for number, frame in enumerate(user_frames()):
-        if number >= _CALLERS:
-            return None
-        variables = variables_of(frame)
-        inside = getattr(variables.get("self"), "__dict__", {})
-        for names in (variables, inside, inside.get("_modules", {}), frame.f_globals):
-            for name, value in list(names.items()):
-                if value is module and name != "self":
-                    return str(name)
-        for name, value in variables.items():
-            if type(value) is dict and len(value) <= _FRAMES:
-                for key, item in list(value.items()):
-                    if item is module:
-                        return f"{name}[{key!r}]".replace("'", '"')
+    known = list(user_frames())
+    own = [frame for frame in known if is_user_code(frame.f_code)]
+    # What a library calls it comes after every name of the user's own.
+    frames = dict.fromkeys([*own[:_CALLERS], *known[:_CALLERS]])
+    return next((name for frame in frames if (name := _name_in(frame, module)) is not None), None)
+
+
+def _name_in(frame: FrameType, module: nn.Module) -> str | None:
+    variables = variables_of(frame)
+    inside = getattr(variables.get("self"), "__dict__", {})
+    for names in (variables, inside, inside.get("_modules", {}), frame.f_globals):
+        for name, value in list(names.items()):
+            if value is module and name != "self":
+                return str(name)
+    for name, value in variables.items():
+        if type(value) is dict and len(value) <= _FRAMES:
+            for key, item in list(value.items()):
+                if item is module:
+                    return f"{name}[{key!r}]".replace("'", '"')
     return None
 
 

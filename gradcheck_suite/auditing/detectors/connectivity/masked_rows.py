@@ -11,12 +11,13 @@ import dis
 import functools
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gradcheck_suite import catalogue
+from gradcheck_suite._runtime.frames import code_of
 from gradcheck_suite._runtime.memory import is_readable
 from gradcheck_suite._torch_compat import hooks_of
 from gradcheck_suite.auditing.call_sites import CallSite, is_user_code, location_of
@@ -28,7 +29,6 @@ from gradcheck_suite.auditing.user_modes import ops_are_recorded, without_user_m
 from gradcheck_suite.findings import Finding, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import CodeType
 
     from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindows
@@ -140,7 +140,7 @@ class MaskedRowsDetector:
         if gradient is None or gradient.layout is not torch.strided or not gradient.dim():
             return None
         for _, hook in hooks_of(parameter):
-            code = _code_of(hook)
+            code = code_of(hook)
             if code is not None and is_user_code(code) and _masks(code):
                 return code, 0
         writes = self._recorder.write_log.since(self._since, gradient)
@@ -185,13 +185,6 @@ class MaskedRowsDetector:
                         else written(name)
                     )
                     self._found.append((told, int(known.rows.sum()), known))
-
-
-def _code_of(hook: Callable[..., Any]) -> CodeType | None:
-    while isinstance(hook, functools.partial):
-        hook = hook.func
-    code = getattr(getattr(hook, "__func__", hook), "__code__", None)
-    return code if code is not None else getattr(type(hook).__call__, "__code__", None)
 
 
 @functools.lru_cache(maxsize=256)

@@ -73,6 +73,7 @@ from gradcheck_suite.auditing.source_analysis.assignments import cut_of
 from gradcheck_suite.auditing.source_analysis.flow_cut import (
     Cut,
     Flow,
+    Followed,
     Parts,
     flat_call,
     follow,
@@ -203,6 +204,8 @@ class ParameterWithoutGradientDetector:
         self._cut_short = self._compiled = False
         self._asked = self._failures = 0
         self._cuts: dict[tuple[CallSite, ...], Flow] = {}
+        self._followed: dict[object, Followed] = {}
+        self._forwards: set[tuple[CallSite, ...]] = set()
 
     def subscriptions(self) -> Subscriptions:
         """Read which parameters backward reaches and which steps go without."""
@@ -248,6 +251,8 @@ class ParameterWithoutGradientDetector:
         for watched in self._watched.values():
             if watched.watch is not None:
                 watched.watch.close()
+        # What is followed through the source asks objects that may be gone later.
+        self.findings()
 
     def _of(self, watched: Watched) -> list[Finding]:
         return [*self._without_gradient(watched), *frozen_finding(watched)]
@@ -273,7 +278,12 @@ class ParameterWithoutGradientDetector:
         return Attention.AWAKE
 
     def _walk_graph(self, event: BackwardStarted) -> None:
-        self._stacks.setdefault(_lines_to(event))
+        stack = _lines_to(event)
+        self._stacks.setdefault(stack)
+        forward = self._recorder.state.last_forward
+        if forward is not None and stack == (event.site,) and stack[0][:2] == forward[0][0][:2]:
+            # The line is not that of a loss, but of the model's call.
+            self._forwards.add(stack)
         found = reachable_graph(event)
         self._sloped |= found.sloped
         self._flat |= found.flat
@@ -596,12 +606,13 @@ class ParameterWithoutGradientDetector:
             if forward is not None:
                 flow = follow(forward, from_calls=True)
             return broken(flow, site)
-        sinks = {
+        sinks = frozenset(
             (at.path, at.line)
             for stack in self._stacks
+            if stack not in self._forwards
             for backward in stack
             if (at := location_of(backward)) is not None
-        }
+        )
         callers = {site[0] for stack in self._stacks for site in stack}
         parts: Parts | None = None
         beside: Cut | None = None
@@ -609,7 +620,7 @@ class ParameterWithoutGradientDetector:
             at = location_of(frame)
             if at is None:
                 continue
-            flow, parts, beside = follow_parts(at, sinks=sinks, span=span_at(frame), parts=parts)
+            flow, parts, beside = self._follow_from(call, frame, at, sinks, parts)
             if isinstance(flow, Cut):
                 return broken(flow, site)
             if flow == "unused":
@@ -630,6 +641,23 @@ class ParameterWithoutGradientDetector:
             outermost=_outermost_of(place),
         )
 
+    def _follow_from(
+        self,
+        call: Call,
+        site: CallSite,
+        at: Location,
+        sinks: frozenset[tuple[str, int]],
+        parts: Parts | None,
+    ) -> Followed:
+        # Asked for each parameter, and again when the objects may be gone whose methods these are.
+        key = (site, sinks, parts)
+        if key not in self._followed:
+            variables = call.variables_at(site)
+            self._followed[key] = follow_parts(
+                at, sinks=sinks, span=span_at(site), parts=parts, variables=variables
+            )
+        return self._followed[key]
+
     def _functional(self, watched: Watched, place: Place) -> Verdict:
         running = [at for site in self._all_sites() if (at := location_of(site)) is not None]
         cut = cut_of(place.name, running)
@@ -649,7 +677,8 @@ class ParameterWithoutGradientDetector:
     def _cut_before(self, stack: tuple[CallSite, ...]) -> Flow:
         # Asked for each parameter, and each time that somebody reads the findings.
         if stack not in self._cuts:
-            self._cuts[stack] = cut_before(stack)
+            is_of_loss = stack not in self._forwards
+            self._cuts[stack] = cut_before(stack) if is_of_loss else _cut_of_returned(stack[0])
         return self._cuts[stack]
 
     def _without_slope(self) -> list[Finding]:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import checkpoint
 
-from gradcheck_suite.auditing.call_sites import CallSite, call_site, user_sites
+from gradcheck_suite.auditing.call_sites import (
+    CallSite,
+    call_site,
+    is_user_code,
+    user_frames,
+    user_sites,
+    variables_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -37,6 +47,7 @@ class Call:
         has_graph: whether its output got one.
         in_checkpoint: whether a checkpoint that records nothing itself was running.
         sites: the user's lines that led to the call, innermost first.
+        receivers: the objects whose methods those lines are in, while they live.
         checkpoint: the line that called that checkpoint.
     """
 
@@ -44,7 +55,15 @@ class Call:
     has_graph: bool
     in_checkpoint: bool
     sites: tuple[CallSite, ...]
+    receivers: Mapping[CodeType, weakref.ref[Any]] = field(default_factory=dict)
     checkpoint: CallSite | None = None
+
+    def variables_at(self, site: CallSite) -> dict[str, object]:
+        """Return what is known of the variables of a line's function: whose method it is."""
+        code = site[0]
+        known = self.receivers.get(code)
+        receiver = None if known is None else known()
+        return {} if receiver is None else {code.co_varnames[0]: receiver}
 
 
 class ModuleWatch:
@@ -52,6 +71,7 @@ class ModuleWatch:
 
     def __init__(self, modules: Iterable[nn.Module], listening: ModuleCalls) -> None:
         self.calls: dict[int, list[Call]] = {}
+        self._receivers: dict[CodeType, weakref.ref[Any]] = {}
         self._ends: list[Callable[[], None]] = []
         for module in modules:
             self.calls[id(module)] = []
@@ -62,6 +82,7 @@ class ModuleWatch:
         if len(calls) >= _MOST_CALLS:
             return
         sites, files = user_sites()
+        self._note_receivers()
         inside = _CHECKPOINT in files
         calls.append(
             Call(
@@ -69,9 +90,19 @@ class ModuleWatch:
                 has_graph=_has_graph(output),
                 in_checkpoint=inside,
                 sites=sites,
+                receivers=self._receivers,
                 checkpoint=_checkpoint_site() if inside else None,
             )
         )
+
+    def _note_receivers(self) -> None:
+        for frame in user_frames():
+            code = frame.f_code
+            if code.co_argcount and is_user_code(code) and code not in self._receivers:
+                receiver = variables_of(frame).get(code.co_varnames[0])
+                # Of what has a class of the user's; other objects have no methods to look into.
+                if hasattr(type(receiver), "__weakref__"):
+                    self._receivers[code] = weakref.ref(receiver)
 
     def close(self) -> None:
         """Listen no more."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import inspect
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from gradcheck_suite import catalogue
+from gradcheck_suite._runtime.frames import code_of
 from gradcheck_suite._torch_compat import version_of
 from gradcheck_suite.auditing.call_sites import is_user_code, location_of
 from gradcheck_suite.auditing.detectors.base import Occurrences, related
@@ -84,7 +84,7 @@ class HookedOutputDetector:
         }
 
     def _register(self, event: ForwardHookRegistered) -> None:
-        code = _code_of(event.hook)
+        code = code_of(event.hook)
         if code is None or not is_user_code(code) or self._hooks >= _MOST_HOOKS:
             return
         self._hooks += 1
@@ -143,16 +143,6 @@ class HookedOutputDetector:
 
 def _itself(found: _Overwritten) -> _Overwritten:
     return found
-
-
-def _code_of(hook: object) -> CodeType | None:
-    """Return the code of a function, a method, a partial of one, or an object that is called."""
-    while isinstance(hook, functools.partial):
-        hook = hook.func
-    function = inspect.unwrap(getattr(hook, "__func__", hook))  # type: ignore[arg-type]
-    if not inspect.isfunction(function):
-        function = getattr(type(hook).__call__, "__func__", type(hook).__call__)
-    return getattr(function, "__code__", None)
 
 
 def _reached_from(hook: Any) -> Iterator[Tensor]:

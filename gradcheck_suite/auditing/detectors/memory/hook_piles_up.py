@@ -7,14 +7,13 @@ changes the gradients that train.
 
 from __future__ import annotations
 
-import functools
 import linecache
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
-from gradcheck_suite._runtime.frames import definition_line
+from gradcheck_suite._runtime.frames import code_of, definition_line
 from gradcheck_suite._torch_compat import hooks_of
 from gradcheck_suite.auditing.call_sites import is_user_code
 from gradcheck_suite.auditing.detectors.base import related
@@ -123,20 +122,10 @@ def _hooks_by_code(thing: nn.Module | Tensor) -> dict[CodeType, tuple[str, int]]
     """Return how many hooks of each function of the user's a module or a tensor has."""
     found: dict[CodeType, tuple[str, int]] = {}
     for what, hook in hooks_of(thing):
-        code = _code_of(hook)
+        code = code_of(hook)
         if code is not None and is_user_code(code):
             found[code] = (what, found.get(code, (what, 0))[1] + 1)
     return found
-
-
-def _code_of(hook: Any) -> CodeType | None:
-    while isinstance(hook, functools.partial):
-        hook = hook.func
-    function = getattr(hook, "__func__", hook)
-    code = getattr(function, "__code__", None)
-    if code is None:
-        code = getattr(getattr(type(hook), "__call__", None), "__code__", None)  # noqa: B004 - its code
-    return code
 
 
 def _registered_at(code: CodeType) -> Location:

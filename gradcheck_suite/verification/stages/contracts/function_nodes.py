@@ -68,11 +68,13 @@ class CaughtNode:
         node: the node, in a graph that is kept.
         function: the user's Function.
         given: the gradients that arrived, by number of the Function's output.
+        recording: what keeps the graph alive, which on torch 2.6 to 2.10 the node does not do.
     """
 
     node: Node
     function: type
     given: Mapping[int, torch.Tensor]
+    recording: RecordedCall
 
     def pull(self, cotangents: Mapping[int, torch.Tensor]) -> Row:
         """Return the gradients for the inputs of the Function."""
@@ -137,10 +139,10 @@ def catch_nodes(
     finally:
         for handle in handles:
             handle.remove()
-    fresh = custom_nodes(record_again().tensors)
-    unused = dict(zip(custom_nodes(recording.tensors), fresh, strict=True))
+    again = record_again()
+    unused = dict(zip(custom_nodes(recording.tensors), custom_nodes(again.tensors), strict=True))
     return [
-        CaughtNode(unused[node], function, caught[node])
+        CaughtNode(unused[node], function, caught[node], again)
         for node, function in nodes
         if node in caught
     ]

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from gradcheck_lint.model.scopes import FunctionScope
 
 
-class DataOverwritten(Rule):
+class InputWrittenInPlace(Rule):
     """A function that is used for its result writes into what it is given, which is used again."""
 
-    entry = catalogue.DATA_OVERWRITTEN
+    entry = catalogue.INPUT_WRITTEN_IN_PLACE
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield each write of a data set into its own items, and each call that overwrites data."""
