@@ -198,13 +198,14 @@ def _iterated(over: cst.BaseExpression) -> list[str | None]:
 
 def _handed(call: cst.Call, function: FunctionModel) -> Iterator[str]:
     """Yield the names of what an optimizer is given, also in groups."""
-    given = positional(call)[:1] or [keyword(call, "params")]
-    for value in given:
+    for value in (*positional(call)[:1], keyword(call, "params")):
+        if value is None:
+            continue
         name = dotted_name(value)
         sources = sources_of_all(function).get(name or "") or ()
         if name is not None:
             yield name
-        for node in walk(sources[0] if len(sources) == 1 else value or call):
+        for node in walk(sources[0] if len(sources) == 1 else value):
             key = node.key if isinstance(node, cst.DictElement) else None
             if isinstance(key, cst.SimpleString) and plain_string(key) == "params":
                 yield dotted_name(node.value) or ""  # type: ignore[attr-defined]

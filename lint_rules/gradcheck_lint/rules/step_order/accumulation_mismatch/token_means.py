@@ -36,8 +36,9 @@ class TokenMean(NamedTuple):
     """A loss that is divided by the number of micro-batches, and the mean that it is."""
 
     divided: cst.CSTNode
-    count: str
+    number: str
     mean: cst.CSTNode
+    is_likely: bool
 
 
 def token_means(function: FunctionModel) -> Iterator[TokenMean]:
@@ -56,7 +57,7 @@ def token_means(function: FunctionModel) -> Iterator[TokenMean]:
                 continue
             mean = _mean_in(loss, function, 0)
             if mean is not None:
-                yield TokenMean(divided, count, mean)
+                yield TokenMean(divided, count, mean, _is_of_sequences(mean, function))
                 return
 
 
@@ -158,6 +159,29 @@ def _averages_valid(call: cst.Call) -> bool:
         return False
     reduction = keyword(call, "reduction")
     return not isinstance(reduction, cst.SimpleString) or plain_string(reduction) == "mean"
+
+
+def _is_of_sequences(mean: cst.CSTNode, function: FunctionModel) -> bool:
+    """Return whether a mean is one of a mask, or over the items of sequences laid side by side."""
+    if not isinstance(mean, cst.Call):
+        return True
+    scope = next(
+        known for known in function.module.scopes.functions if any(n is mean for n in known.nodes)
+    )
+    given = [argument.value for argument in mean.args]
+    for value in list(given):
+        if isinstance(value, cst.Name):
+            given += sources_of(scope).get(value.value) or ()
+    return any(
+        isinstance(node, cst.Name) and node.value in _FLAT
+        for value in given
+        for node in walk(value)
+    )
+
+
+_FLAT: Final = frozenset(
+    {"flatten", "view", "reshape", "transpose", "permute", "mT", "T", "movedim"}
+)
 
 
 def _criteria(function: FunctionModel) -> frozenset[str]:
