@@ -101,7 +101,9 @@ class BackwardSource(EventSource):
         # Asked once: every call counts here.
         self._tells_starts = recorder.bus.wants_any(self.kinds[:4])
         self._tells_ends = recorder.bus.wants_any(self.kinds[5:8])
-        # By the place in a library: how often no line was found, and the line of a forward.
+        # By the place in a library: whether it is handed the loss; how often no line was found; and
+        # the line of a forward.
+        self._given: dict[tuple[int, ...], bool] = {}
         self._missed: Counter[tuple[int, ...]] = Counter()
         self._forwards: dict[tuple[int, ...], CallSite] = {}
 
@@ -272,9 +274,11 @@ class BackwardSource(EventSource):
         A library that trains calls it itself, on what some line of the user's has made. Where the
         user's line hands a loss to the library, that line is it.
         """
-        if _is_given_a_loss(tensors):
+        key = tuple([each if isinstance(each, int) else id(each) for each in site])
+        if key not in self._given:
+            self._given[key] = _is_given_a_loss(tensors)
+        if self._given[key]:
             return site
-        key = tuple(each if isinstance(each, int) else id(each) for each in site)
         made: CallSite | None = None
         if self._missed[key] < _LOOKS:
             made = line_of_root(roots, apart_from=site)
