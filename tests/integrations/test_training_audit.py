@@ -53,6 +53,14 @@ def test_what_was_replaced_in_torch_is_put_back(audit):
     assert not audit.runs
 
 
+def test_a_model_among_the_options_is_the_one_that_names():
+    named = nn.Linear(3, 1)
+    audit = TrainingAudit({"model": named})
+    audit.begin(nn.Linear(2, 2))
+    assert audit.session._names.model is named
+    audit.end()
+
+
 def test_a_training_whose_end_nobody_told_of_ends_with_the_next(audit):
     before = Optimizer.zero_grad
     audit.begin(None)
@@ -87,7 +95,7 @@ def test_a_logger_that_fails_costs_a_line_and_no_training(audit, capsys):
     audit.begin(None)
     audit.end(log=log)
     assert capsys.readouterr().err == (
-        "gradcheck-suite: a logger of the framework's has refused: RuntimeError: no connection\n"
+        "gradcheck-suite: loggers are not told of an audit: RuntimeError: no connection\n"
     )
 
 
