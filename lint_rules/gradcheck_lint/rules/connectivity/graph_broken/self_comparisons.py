@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from gradcheck_lint.model.flow import Call, GradMode
+from gradcheck_lint.model.flow import Call, Forward, GradMode
 from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.syntax import dotted_name, last_word, positional, walk
 
@@ -38,7 +38,11 @@ def self_comparisons(function: FunctionModel) -> Iterator[tuple[cst.Call, cst.Ba
         if len(given) < 2:  # noqa: PLR2004 - two sides
             continue
         left, right = (_source(side, function) for side in given)
-        if left.deep_equals(right) and not _may_differ(left, given, function):
+        if not left.deep_equals(right) or any(
+            _is_unrecorded(each, function) for each in (left, right)
+        ):
+            continue
+        if not _may_differ(left, given, function):
             yield node, left
 
 
@@ -46,6 +50,17 @@ def _source(node: cst.BaseExpression, function: FunctionModel) -> cst.BaseExpres
     """Return what a name is given, where that is one expression."""
     sources = sources_of(function.scope).get(node.value) if isinstance(node, cst.Name) else None
     return sources[0] if sources is not None and len(sources) == 1 else node
+
+
+def _is_unrecorded(node: cst.BaseExpression, function: FunctionModel) -> bool:
+    """Return whether a call in an expression runs where nothing is recorded."""
+    inside = {id(each) for each in walk(node)}
+    return any(
+        isinstance(event, (Call, Forward))
+        and event.mode is GradMode.DISABLED
+        and id(event.node) in inside
+        for event in function.events()
+    )
 
 
 def _may_differ(
