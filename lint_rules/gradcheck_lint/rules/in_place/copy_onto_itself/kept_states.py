@@ -51,8 +51,8 @@ def kept_states(function: FunctionModel) -> Iterator[Violation]:
         return
     nodes = _nodes(function)
     for index, node in enumerate(nodes):
-        for name, owner, value in _filled(node):
-            load = _loaded_later(function, index, name, owner)
+        for filled, owner, value in _filled(node):
+            load = _loaded_later(function, index, filled, owner)
             if load is not None:
                 yield _kept_by_reference(module, value, owner, load)
         for target, value in assigned_pairs(node):
