@@ -202,12 +202,21 @@ def _is_read_later(
     for node in function.scope.nodes:
         if node is event.node:
             seen = True
-        elif seen and isinstance(node, cst.Arg) and place_name(node.value) == path:
+        elif seen and path in _operands(node):
             if not any(node is each for each in event.node.args):  # type: ignore[attr-defined]
                 return f"and it is read again after this: it is the same as `{target}` by then"
         elif seen and any(place_name(name) == path for name, _ in assigned_pairs(node)):
             return None
     return None
+
+
+def _operands(node: cst.CSTNode) -> set[str | None]:
+    """Return the names that are handed to a call here, or computed with."""
+    if isinstance(node, cst.Arg):
+        return {place_name(node.value)}
+    if isinstance(node, cst.BinaryOperation):
+        return {place_name(node.left), place_name(node.right)}
+    return set()
 
 
 def _items(function: FunctionModel) -> Iterator[Violation]:

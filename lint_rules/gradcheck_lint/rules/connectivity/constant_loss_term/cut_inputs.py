@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import libcst as cst
 
 from gradcheck_lint.analyses.cuts import forwards_by_node
 from gradcheck_lint.model.flow import Backward, Forward, GradMode, Return
 from gradcheck_lint.model.syntax import dotted_name
-from gradcheck_lint.model.values import Kind, Values, sites, through_all
+from gradcheck_lint.model.values import Kind, Origin, Value, Values, sites, through_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,9 +65,18 @@ def _losses(function: FunctionModel) -> Iterator[Values]:
 def _is_cut(call: Forward) -> bool:
     """Return whether a call is given values without a graph alone, and a detached one."""
     given = [value for values in call.passed for value in values]
-    return all(value.kind in {Kind.PLAIN, Kind.NUMBER} for value in given) and any(
+    return all(map(_has_no_graph, given)) and any(
         value.cut is not None and value.certain for value in given
     )
+
+
+def _has_no_graph(value: Value) -> bool:
+    """Return whether a value has no graph, or comes from outside, as a batch does."""
+    is_data = value.kind is Kind.UNKNOWN and value.origin in _OUTSIDE and not value.through
+    return is_data or value.kind in {Kind.PLAIN, Kind.NUMBER}
+
+
+_OUTSIDE: Final = frozenset({Origin.ARGUMENT, Origin.ELEMENT, Origin.ATTRIBUTE})
 
 
 def _behind(

@@ -12,6 +12,7 @@ from gradcheck_lint.model.flow import Backward, Step
 from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.syntax import (
     assigned_pairs,
+    bound_names,
     dotted_name,
     keyword,
     last_word,
@@ -111,7 +112,7 @@ def _mean_in(node: cst.CSTNode, function: FunctionModel, depth: int) -> cst.CSTN
             return each
         found = None
         if isinstance(each, cst.Name) and depth < _MOST_CALLS:
-            for source in sources_of(function.scope).get(each.value) or ():
+            for source in _given(each.value, function):
                 is_other = not any(inner is node for inner in walk(source))
                 found = found or (_mean_in(source, function, depth + 1) if is_other else None)
         elif isinstance(each, cst.Call) and depth < _MOST_CALLS:
@@ -119,6 +120,14 @@ def _mean_in(node: cst.CSTNode, function: FunctionModel, depth: int) -> cst.CSTN
         if found is not None:
             return found
     return None
+
+
+def _given(name: str, function: FunctionModel) -> Iterator[cst.BaseExpression]:
+    """Yield what a name is given, also as one of several: ``out, loss = model(x)``."""
+    for node in function.scope.nodes_and_lambdas[0]:
+        for target, value in assigned_pairs(node):
+            if name in bound_names(target):
+                yield value
 
 
 def _mean_in_callee(call: cst.Call, function: FunctionModel, depth: int) -> cst.CSTNode | None:
