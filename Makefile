@@ -21,7 +21,7 @@ DOCS_OUT ?= build/docs
 # Tests start hundreds of processes: with it, each would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo docs test test-all coverage coverage-plugin check bench compat compat-quick install install-dev clean help
+.PHONY: demo docs test test-all coverage coverage-plugin check bench compat compat-quick integrations install install-dev clean help
 
 demo: $(VENV)/.installed
 	@$(BIN)/gradcheck-suite demo
@@ -66,6 +66,12 @@ compat: $(VENV)/.installed-dev
 compat-quick: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.compat --quick
 
+# The frameworks themselves, which no other test needs. Where they can't be downloaded, that is said.
+integrations: $(VENV)/.installed-dev
+	@if $(PIP_INSTALL) --retries 1 --timeout 15 --requirement tests/integrations/requirements.txt; \
+	then OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile tests/integrations; \
+	else echo "tests/integrations: not run, as the frameworks cannot be installed here"; fi
+
 # The site, warnings being errors; needs no network once installed.
 docs: $(VENV)/.installed-docs
 	$(BIN)/python docs/build_site.py $(DOCS_OUT)
@@ -86,6 +92,7 @@ help:
 	@echo "make coverage-plugin  the same for the pytest plugin, by its own tests"
 	@echo "make compat    the tests on every supported torch; rewrites docs/compatibility.md"
 	@echo "make compat-quick  a part of them on the oldest and the newest"
+	@echo "make integrations  the tests with Lightning, Transformers, Accelerate and Ignite installed"
 	@echo "make docs      the documentation as pages that open from disk, in build/docs"
 	@echo "make bench     the benchmarks; rewrites docs/benchmarks.md"
 

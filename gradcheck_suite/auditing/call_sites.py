@@ -24,6 +24,7 @@ __all__ = [
     "call_site",
     "called_by_the_user",
     "exact_call_site",
+    "innermost_frames",
     "innermost_site",
     "is_of_library",
     "is_of_torch",
@@ -202,6 +203,22 @@ def called_by_the_user(start: FrameType) -> FrameType | None:
             return inner
         inner, frame = frame, frame.f_back
     return None
+
+
+def innermost_frames(most: int) -> list[FrameType]:
+    """Return so many frames of the user's own, the innermost first, and as many of libraries."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - as above
+    kinds = kind_of_file
+    own: list[FrameType] = []
+    others: list[FrameType] = []
+    missing = {_USER: most, _LIBRARY: most, _MACHINERY: 0}
+    while frame is not None and missing[_USER]:
+        kind = kinds[frame.f_code.co_filename]
+        if missing[kind]:
+            missing[kind] -= 1
+            (others if kind else own).append(frame)
+        frame = frame.f_back
+    return [*own, *others]
 
 
 _MOST_FILES = 32

@@ -62,12 +62,12 @@ class TrainingAudit:
         """Audit what runs from here on.
 
         Args:
-            model: names parameters.
+            model: names parameters, unless the options name a model.
             configured_at: the user's line that has set the training up, for what the framework
                 makes by it.
         """
         self.end()
-        self._session = audit(model, **self._options)
+        self._session = audit(**{"model": model, **self._options})
         self._session.configured_at = configured_at
         self._session.__enter__()
         # Where nobody tells of the end, as of an exception that a framework keeps to itself.
@@ -109,16 +109,17 @@ class TrainingAudit:
         try:
             self._session.__exit__(None if error is None else type(error), error, traceback)
         finally:
-            self._tell(self._session.report, log)
+            self._tell(log)
 
-    def _tell(self, report: Report, log: Callable[[dict[str, float]], object] | None) -> None:
-        for line in concise.render(report).splitlines():
-            _LOGGER.info("%s", line)
-        if log is not None:
-            try:
+    def _tell(self, log: Callable[[dict[str, float]], object] | None) -> None:
+        try:
+            report = self._session.report
+            for line in concise.render(report).splitlines():
+                _LOGGER.info("%s", line)
+            if log is not None:
                 log(counts_of(report))
-            except Exception as error:  # noqa: BLE001 - the training is not ended by it
-                say(f"a logger of the framework's has refused: {type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - the training is not ended by it
+            say(f"loggers are not told of an audit: {type(error).__name__}: {error}")
 
 
 def counts_of(report: Report) -> dict[str, float]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -290,3 +292,56 @@ def test_options_are_those_of_an_audit(tmp_path):
     trainer(tmp_path, callback).fit(Classifier(), batches())
     assert [each.summary["steps"] for each in reports] == [3]
     assert copy.deepcopy(callback).session.report.summary["steps"] == 0
+
+
+RANKS = """
+import sys
+import lightning.pytorch as L
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from gradcheck_suite.integrations.lightning import GradcheckCallback
+
+
+class Module(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def training_step(self, batch, _):
+        return self.head(self.body(batch[0])).pow(2).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.body.parameters(), lr=0.01)
+
+
+if __name__ == "__main__":
+    L.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        devices=2,
+        strategy=sys.argv[1],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        callbacks=[GradcheckCallback()],
+    ).fit(Module(), DataLoader(TensorDataset(torch.randn(64, 8)), batch_size=8))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+def test_two_ranks_are_told_in_one_report(tmp_path, strategy):
+    program = tmp_path / "train.py"
+    program.write_text(RANKS, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, program.name, strategy],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=True,
+    )
+    assert done.stderr.count("warning GCS307") == 1
+    assert "on all 2 ranks" in done.stderr
+    assert "this backward fills them  train.py:16 in Module.training_step()" in done.stderr

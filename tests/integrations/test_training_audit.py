@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradcheck_suite.integrations.training_audit import TrainingAudit, counts_of
+from tests import warm_python
 from tests.integrations.places import accusations, comment_at, the
 
 
@@ -52,6 +53,14 @@ def test_what_was_replaced_in_torch_is_put_back(audit):
     assert not audit.runs
 
 
+def test_a_model_among_the_options_is_the_one_that_names():
+    named = nn.Linear(3, 1)
+    audit = TrainingAudit({"model": named})
+    audit.begin(nn.Linear(2, 2))
+    assert audit.session._names.model is named
+    audit.end()
+
+
 def test_a_training_whose_end_nobody_told_of_ends_with_the_next(audit):
     before = Optimizer.zero_grad
     audit.begin(None)
@@ -86,7 +95,7 @@ def test_a_logger_that_fails_costs_a_line_and_no_training(audit, capsys):
     audit.begin(None)
     audit.end(log=log)
     assert capsys.readouterr().err == (
-        "gradcheck-suite: a logger of the framework's has refused: RuntimeError: no connection\n"
+        "gradcheck-suite: loggers are not told of an audit: RuntimeError: no connection\n"
     )
 
 
@@ -109,3 +118,27 @@ def test_a_copy_has_the_options_and_no_running_audit(audit, copied):
     train(steps=1)
     other.end()
     assert other.session.report.summary["steps"] == 1
+
+
+UNENDED = """
+import torch
+from gradcheck_suite.integrations.training_audit import TrainingAudit
+
+audit = TrainingAudit({})
+audit.begin(None)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+raise ValueError("of the user's")
+"""
+
+
+def test_a_program_that_ends_without_a_word_still_has_its_report(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(UNENDED, encoding="utf-8")
+    done = warm_python.run([program.name], cwd=tmp_path)
+    assert done.returncode == 1
+    assert "GCS301" in done.stderr
+    assert done.stderr.index("of the user's") < done.stderr.index("error GCS301")

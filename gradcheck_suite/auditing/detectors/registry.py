@@ -148,7 +148,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
     without_backward = StepWithoutBackwardDetector(windows, recorder.optimizers)
     contract = FunctionContractDetector(recorder)
     without_gradient = ParameterWithoutGradientDetector(recorder, windows, names)
-    losses = ConstantLossTermDetector(without_gradient)
+    losses = ConstantLossTermDetector(recorder.state, without_gradient)
     rates = LearningRateZeroDetector(recorder.optimizers, windows, leaves, names)
     return (
         leaves,

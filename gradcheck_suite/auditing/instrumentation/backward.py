@@ -26,6 +26,7 @@ from gradcheck_suite.auditing.call_sites import (
     call_site,
     called_by_the_user,
     exact_call_site,
+    kind_of_file,
     variables_of,
 )
 from gradcheck_suite.auditing.events import (
@@ -100,7 +101,9 @@ class BackwardSource(EventSource):
         # Asked once: every call counts here.
         self._tells_starts = recorder.bus.wants_any(self.kinds[:4])
         self._tells_ends = recorder.bus.wants_any(self.kinds[5:8])
-        # By the place in a library: how often no line was found, and the line of a forward.
+        # By the place in a library: whether it is handed the loss; how often no line was found; and
+        # the line of a forward.
+        self._given: dict[tuple[int, ...], bool] = {}
         self._missed: Counter[tuple[int, ...]] = Counter()
         self._forwards: dict[tuple[int, ...], CallSite] = {}
 
@@ -235,7 +238,7 @@ class BackwardSource(EventSource):
             nodes, tensors, has_leaf = _read(roots)
             following: dict[Node, Following] = {}
             called = site
-            if site is not None and site[_OF_THE_USER:] != ():
+            if site is not None and (site[_OF_THE_USER:] or kind_of_file[site[0].co_filename]):
                 site = self._line_of_loss(site, nodes, tensors)
             recorder.state.backward_called = called, site
             generation = recorder.generations.open(
@@ -271,9 +274,11 @@ class BackwardSource(EventSource):
         A library that trains calls it itself, on what some line of the user's has made. Where the
         user's line hands a loss to the library, that line is it.
         """
-        if _is_given_a_loss(tensors):
+        key = tuple([each if isinstance(each, int) else id(each) for each in site])
+        if key not in self._given:
+            self._given[key] = _is_given_a_loss(tensors)
+        if self._given[key]:
             return site
-        key = tuple(each if isinstance(each, int) else id(each) for each in site)
         made: CallSite | None = None
         if self._missed[key] < _LOOKS:
             made = line_of_root(roots, apart_from=site)
@@ -283,7 +288,8 @@ class BackwardSource(EventSource):
             made = self._forwards.get(key) or self._line_of_forward(site)
             if made is not None:
                 self._forwards[key] = made
-        return site if made is None else cast("CallSite", (*made[:2], *site[2:]))
+        in_library = site[_OF_THE_USER:] or site
+        return site if made is None else cast("CallSite", (*made[:2], *in_library))
 
     def _line_of_forward(self, site: CallSite) -> CallSite | None:
         """Return where the model was called since the last backward, for a loss that is cut off."""

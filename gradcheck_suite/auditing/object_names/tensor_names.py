@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from gradcheck_suite.auditing.call_sites import is_user_code, user_frames, variables_of
+from gradcheck_suite.auditing.call_sites import innermost_frames, user_frames, variables_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -117,10 +117,7 @@ def variable_of(module: nn.Module) -> str | None:
 
     That may be an attribute of ``self``, or an entry of a dict.
     """
-    known = list(user_frames())
-    own = [frame for frame in known if is_user_code(frame.f_code)]
-    # What a library calls it comes after every name of the user's own.
-    frames = dict.fromkeys([*own[:_CALLERS], *known[:_CALLERS]])
+    frames = innermost_frames(_CALLERS)
     return next((name for frame in frames if (name := _name_in(frame, module)) is not None), None)
 
 

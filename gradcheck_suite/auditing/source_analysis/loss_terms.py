@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from torch import Tensor
@@ -41,8 +42,8 @@ from gradcheck_suite.auditing.source_analysis.source import (
 from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from types import FrameType
+    from collections.abc import Iterable, Iterator, Sequence
+    from types import CodeType, FrameType
 
     from gradcheck_suite.auditing.source_analysis.flow_cut import Cut  # noqa: TC004 - text alone
 
@@ -50,10 +51,10 @@ __all__ = ["FollowedLoss", "LossTerm", "TermState", "left_out_of_derivative", "t
 
 TermState: TypeAlias = Literal["live", "cut", "constant", "unknown"]
 
+_TWO = 2
+"""The fewest terms that a sum has."""
 _CALLERS = 3
 """Functions that a loss is followed up through, from the one that calls backward."""
-_STEPS = ("training_step", "compute_loss")
-"""Methods of the user's that compute the loss for a framework: Lightning, Hugging Face."""
 _STATES: dict[Kind, TermState] = {
     Kind.LIVE: "live",
     Kind.CUT: "cut",
@@ -97,25 +98,26 @@ class FollowedLoss:
     begins_at_zero: bool = False
 
 
-def terms_of_loss(frames: Sequence[FrameType]) -> FollowedLoss:
+def terms_of_loss(frames: Sequence[FrameType], step: CodeType | None = None) -> FollowedLoss:
     """Return the terms of what a backward starts from, if its loss is a sum that can be followed.
 
     Args:
         frames: those that run, without torch's, Python's and our own, innermost first, while the
             backward is about to run.
+        step: the function of the user's that a library has called last, if that is known: where the
+            library calls backward, it has returned the loss.
     """
     first = next((i for i, frame in enumerate(frames) if is_user_code(frame.f_code)), 0)
     shared = Interpretation()
     try:
         reached = _call_of(frames[first:], shared, _CALLERS)
         parts = [] if reached is None else _parts(_roots(reached))
-        # In a framework, the user's frame runs the whole training, and the step has returned.
-        steps = iter(frames[:first])
-        while len(parts) < len(("one", "another")):
-            frame = next(steps, None)
-            if frame is None:
-                return FollowedLoss()
-            parts = _parts([_loss_of_step(frame, shared)])
+        if len(parts) < _TWO and step is not None:
+            # The user's frame runs the whole training.
+            libraries = takewhile(lambda frame: not is_user_code(frame.f_code), frames)
+            parts = _parts([_loss_of_step(step, libraries, shared)])
+        if len(parts) < _TWO:
+            return FollowedLoss()
         terms = tuple(_term(part, parts, shared) for part in parts)
         return FollowedLoss(terms, shared.begins_at_zero)
     finally:
@@ -162,16 +164,27 @@ def _parts(roots: Iterable[Value]) -> list[Part]:
     return [part for root in roots for part in parts_of(root, root.text, root.path, root.line)]
 
 
-def _loss_of_step(frame: FrameType, shared: Interpretation) -> Value:
-    """Return the loss that the user's step returns to the framework that runs a frame."""
-    owner = variables_of(frame).get("self")
-    for name in _STEPS:
-        step = inspect.getattr_static(type(owner), name, None)
-        if inspect.isfunction(step) and is_user_code(step.__code__):
-            loss = followed_from(step, owner, shared)
-            items = loss.items or {}
-            return items.get("loss", items.get(0, loss))
+def _loss_of_step(step: CodeType, frames: Iterable[FrameType], shared: Interpretation) -> Value:
+    """Return the loss that the user's step returns to the library that runs these frames."""
+    for frame in frames:
+        for thing in _known_in(frame):
+            receiver, function = thing, inspect.getattr_static(type(thing), step.co_name, None)
+            if inspect.isfunction(thing):
+                receiver, function = None, thing
+            elif inspect.ismethod(thing):
+                receiver, function = thing.__self__, thing.__func__
+            if inspect.isfunction(function) and inspect.unwrap(function).__code__ is step:
+                loss = followed_from(function, receiver, shared)
+                items = loss.items or {}
+                return items.get("loss", items.get(0, loss))
     return Value()
+
+
+def _known_in(frame: FrameType) -> Iterator[object]:
+    """Yield what a function of a library has in its variables, and what its object holds."""
+    variables = variables_of(frame)
+    yield from variables.values()
+    yield from list(getattr(variables.get("self"), "__dict__", {}).values())
 
 
 def _call_of(

@@ -9,6 +9,7 @@ import libcst as cst
 from gradcheck_lint.analyses.layers import called_function
 from gradcheck_lint.analyses.object_uses import argument_for
 from gradcheck_lint.analyses.repeated_calls import repeats
+from gradcheck_lint.model.function_class import returns
 from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.syntax import (
     assigned_pairs,
@@ -68,21 +69,21 @@ def _nodes(scope: FunctionScope) -> Sequence[cst.CSTNode]:
 
 
 def _of_names(function: FunctionModel) -> Iterator[SpentUse]:
-    if not _NAMED.intersection(function.scope.words):
+    if not function.module.mentions(b"parameters(", b"buffers("):
         return
     nodes = _nodes(function.scope)
     for name, sources in sources_of_all(function).items():
         if sources is None or len(sources) != 1 or name in function.scope.parameters:
             continue
         (made,) = sources
-        is_sure = _is_iterator(made)
+        is_sure = _is_iterator(made, function)
         if is_sure is None or (not is_sure and not _is_of_torch(name, function)):
             continue
         begin = _place(nodes, made)
         uses = [use for path in _aliases(name, function) for use in _uses(path, function)]
         uses = sorted((use for use in uses if use.place > begin), key=lambda use: use.place)
         for index, use in enumerate(uses):
-            if use.how == "read" or (use.how == "loop" and not _NAMED & _words(made)):
+            if use.how == "read" or (use.how == "loop" and not _is_of_parameters(made, function)):
                 continue
             before = [each for each in uses[:index] if _comes_first(function, each.node, use.node)]
             if before:
@@ -124,17 +125,33 @@ def _words(node: cst.CSTNode) -> frozenset[str]:
     return frozenset(each.value for each in walk(node) if isinstance(each, cst.Name))
 
 
-def _is_iterator(node: cst.BaseExpression) -> bool | None:
+def _is_iterator(node: cst.BaseExpression, function: FunctionModel) -> bool | None:
     """Tell whether this can be gone through once; False where a class may have it otherwise."""
     if isinstance(node, cst.GeneratorExp):
         return True
     if not isinstance(node, cst.Call):
         return None
+    made = _returned(node, function)
+    if made:
+        return True if all(map(_is_made_once, made)) else None
     name = dotted_name(node.func) or ""
     if name in _ITERATORS or name.startswith("itertools."):
         return True
     is_parameters = isinstance(node.func, cst.Attribute) and node.func.attr.value == "parameters"
     return False if is_parameters and not node.args else None
+
+
+def _is_made_once(node: cst.BaseExpression) -> bool:
+    name = dotted_name(node.func) if isinstance(node, cst.Call) else None
+    return isinstance(node, cst.GeneratorExp) or name in _ITERATORS
+
+
+def _returned(call: cst.Call, function: FunctionModel) -> list[cst.BaseExpression]:
+    """Return what a function of the file that makes parameters returns, whichever way it goes."""
+    scope = called_function(call, function)
+    if scope is None or _NAMED.isdisjoint(scope.words):
+        return []
+    return [way.value for way in returns(scope) if way.value is not None]
 
 
 _ITERATORS: Final = frozenset({"filter", "map", "zip", "iter", "chain", "chain.from_iterable"})
@@ -198,13 +215,14 @@ def _iterated(over: cst.BaseExpression) -> list[str | None]:
 
 def _handed(call: cst.Call, function: FunctionModel) -> Iterator[str]:
     """Yield the names of what an optimizer is given, also in groups."""
-    given = positional(call)[:1] or [keyword(call, "params")]
-    for value in given:
+    for value in (*positional(call)[:1], keyword(call, "params")):
+        if value is None:
+            continue
         name = dotted_name(value)
         sources = sources_of_all(function).get(name or "") or ()
         if name is not None:
             yield name
-        for node in walk(sources[0] if len(sources) == 1 else value or call):
+        for node in walk(sources[0] if len(sources) == 1 else value):
             key = node.key if isinstance(node, cst.DictElement) else None
             if isinstance(key, cst.SimpleString) and plain_string(key) == "params":
                 yield dotted_name(node.value) or ""  # type: ignore[attr-defined]
@@ -305,11 +323,16 @@ def _kept(
         memo[key] = {
             attribute: made[0]
             for attribute, made in found.items()
-            if len(made) == 1 and _is_of_parameters(made[0][1])
+            if len(made) == 1
+            and _is_of_parameters(made[0][1], function.module.function(made[0][0]))
         }
     kept: dict[str, tuple[FunctionScope, cst.BaseExpression]] = memo[key]
     return kept
 
 
-def _is_of_parameters(node: cst.BaseExpression) -> bool:
-    return _is_iterator(node) is not None and not _NAMED.isdisjoint(_words(node))
+def _is_of_parameters(node: cst.BaseExpression, function: FunctionModel) -> bool:
+    """Return whether this is an iterator over parameters."""
+    if _is_iterator(node, function) is None:
+        return False
+    is_made_here = not _NAMED.isdisjoint(_words(node))
+    return is_made_here or (isinstance(node, cst.Call) and bool(_returned(node, function)))

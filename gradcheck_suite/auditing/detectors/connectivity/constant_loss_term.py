@@ -21,6 +21,7 @@ from gradcheck_suite.findings import Finding, Location, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from types import CodeType
 
     from torch import Tensor
     from torch.autograd.graph import Node
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         ParameterWithoutGradientDetector,
     )
     from gradcheck_suite.auditing.events import Subscriptions
+    from gradcheck_suite.auditing.run_state import RunState
 
 __all__ = ["ConstantLossTermDetector", "LossTerms"]
 
@@ -111,10 +113,12 @@ class ConstantLossTermDetector:
     """Reports GCS411, and tells what the terms of each loss are.
 
     Args:
+        state: how far the run has come.
         others: tells of parameters that no gradient reaches: a cut that it names has been told.
     """
 
-    def __init__(self, others: ParameterWithoutGradientDetector) -> None:
+    def __init__(self, state: RunState, others: ParameterWithoutGradientDetector) -> None:
+        self._state = state
         self._others = others
         self._losses: dict[CallSite | None, _Loss] = {}
 
@@ -165,10 +169,11 @@ class ConstantLossTermDetector:
         loss.seen += 1
         if loss.looked_at < _LOOKED_AT or loss.seen % _EVERY == 0:
             loss.looked_at += 1
-            _look(loss, event)
+            forward = self._state.last_forward
+            _look(loss, event, None if forward is None else forward[0][-1][0])
 
 
-def _look(loss: _Loss, event: BackwardStarted) -> None:
+def _look(loss: _Loss, event: BackwardStarted, step: CodeType | None) -> None:
     top = _top_of(event.roots)
     if top.live + top.constants <= 1:
         return
@@ -179,7 +184,7 @@ def _look(loss: _Loss, event: BackwardStarted) -> None:
     if top.constants > loss.top.constants or top.live > loss.top.live:
         loss.top = top
     if is_first or not loss.terms:
-        found = terms_of_loss(list(user_frames()))
+        found = terms_of_loss(list(user_frames()), step)
         loss.terms, loss.begins_at_zero = found.terms, found.begins_at_zero
 
 

@@ -17,6 +17,7 @@ import torch
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import (
     CallSite,
+    is_user_code,
     location_of,
     user_frames,
     user_sites,
@@ -135,7 +136,7 @@ def _lines_to(event: BackwardStarted) -> tuple[CallSite, ...]:
     """
     stack = user_sites()[0]
     site = event.site
-    if site is None or not stack or site[:2] == stack[0][:2]:
+    if site is None or not is_user_code(site[0]) or (stack and site[:2] == stack[0][:2]):
         return stack
     return (site,)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from gradcheck_lint.model.function_class import function_with
-from gradcheck_lint.model.syntax import dotted_name, last_word, positional, walk
+from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, last_word, positional, walk
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.custom_function.incoming import computed_of, incoming_of, mentions
 from gradcheck_suite import catalogue
@@ -52,6 +52,8 @@ class WrongGradient(Rule):
             )
 
 
+_PUT: Final = 2
+"""How many arguments ``index_put_`` has that does not add."""
 _GATHERING: Final = frozenset({"index_select", "gather", "embedding", "take", "take_along_dim"})
 _DIFFERENT: Final = re.compile(r"perm|sort|topk|unique|argm|nonzero|where|mask|keep|valid|order")
 """What gives each index once."""
@@ -91,11 +93,13 @@ def _assigned_by_index(function: FunctionModel, incoming: frozenset[str]) -> Ite
         if isinstance(node, cst.Assign) and mentions(node.value, of_incoming):
             target = node.targets[0].target
             index = _index(target) if isinstance(target, cst.Subscript) else None
-            if isinstance(index, (cst.Name, cst.Call)) and _names_index(index):
+            if isinstance(index, (cst.Name, cst.Call, cst.Subscript)) and _names_index(index):
                 yield node
         elif isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
             is_write = node.func.attr.value in {"scatter_", "index_copy_", "scatter"}
             given = positional(node)
+            if node.func.attr.value == "index_put_":
+                is_write = boolean(keyword(node, "accumulate")) is not True and len(given) == _PUT
             if is_write and given and mentions(given[-1], of_incoming):
                 yield node
 

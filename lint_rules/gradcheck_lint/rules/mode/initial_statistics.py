@@ -41,13 +41,9 @@ class InitialStatistics(Rule):
             return
         is_likely = module.matches(_HAS_STATISTICS) and not module.matches(_PRETRAINED)
         for node in function.scope.nodes:
-            over = _value(node.iter, function) if isinstance(node, cst.For) else None
-            if not isinstance(node, cst.For) or not isinstance(over, cst.Call):
+            if not isinstance(node, cst.For):
                 continue
-            models = [_owner(_value(argument.value, function)) for argument in over.args]
-            if dotted_name(over.func) != "zip" or len(models) != _PAIR or None in models:
-                continue
-            follower = _written(node, [model or "" for model in models])
+            follower = _follower(node, function)
             if follower is not None and any(
                 _only_evaluates(name, module) for name in _names_of(follower, function)
             ):
@@ -85,6 +81,34 @@ def _owner(node: cst.BaseExpression) -> str | None:
     if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
         return None
     return dotted_name(node.func.value) if node.func.attr.value in _LISTS else None
+
+
+def _follower(loop: cst.For, function: FunctionModel) -> str | None:
+    """Return the model whose parameters a loop makes of those of another one."""
+    over = _value(loop.iter, function)
+    if isinstance(over, cst.Call) and dotted_name(over.func) == "zip":
+        models = [_owner(_value(argument.value, function)) for argument in over.args]
+        is_pair = len(models) == _PAIR and None not in models
+        return _written(loop, [model or "" for model in models]) if is_pair else None
+    follower = _owner(over)
+    if follower is None or not isinstance(loop.target, cst.Tuple):
+        return None
+    key, own = (dotted_name(element.value) for element in loop.target.elements)
+    others = (
+        _owner_of_table(node.value, function)
+        for node in walk(loop.body)
+        if isinstance(node, cst.Subscript) and key in _names(node)
+    )
+    is_written = any(own in _changed(node) for node in walk(loop.body))
+    other = next((model for model in others if model not in {None, follower}), None)
+    return follower if is_written and other is not None else None
+
+
+def _owner_of_table(node: cst.BaseExpression, function: FunctionModel) -> str | None:
+    """Return ``model`` of ``dict(model.named_parameters())``, also by its name."""
+    made = _value(node, function)
+    is_table = isinstance(made, cst.Call) and dotted_name(made.func) == "dict" and made.args
+    return _owner(made.args[0].value) if is_table else None  # type: ignore[attr-defined]
 
 
 def _written(loop: cst.For, models: list[str]) -> str | None:

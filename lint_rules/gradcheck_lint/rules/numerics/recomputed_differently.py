@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from gradcheck_lint.analyses.callers import expressions_given
 from gradcheck_lint.model.function_class import function_with
 from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.syntax import (
+    assigned_pairs,
     boolean,
     dotted_name,
     last_word,
@@ -34,6 +37,7 @@ class RecomputedDifferently(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield what leaves the state of the random generators as it is."""
         module = function.module
+        yield from _second_statistics(function)
         draws = module.matches(_DRAWS)
         severity = Severity.WARNING if draws else Severity.NOTE
         if module.mentions(b"preserve_rng_state"):
@@ -53,6 +57,68 @@ class RecomputedDifferently(Rule):
                 severity,
                 "keep `torch.get_rng_state()` in forward, and set it in `torch.random.fork_rng()`",
             )
+
+
+def _second_statistics(function: FunctionModel) -> Iterator[Violation]:
+    """Yield the checkpoints of layers with batch norm, whose statistics follow each batch twice."""
+    module = function.module
+    if not module.mentions(b"checkpoint") or not module.mentions(b"BatchNorm"):
+        return
+    for node in function.scope.nodes:
+        name = dotted_name(node.func) if isinstance(node, cst.Call) else None
+        made = module.scopes.resolve_import(name or "") or ""
+        if not isinstance(node, cst.Call) or not made.startswith("torch.utils.checkpoint."):
+            continue
+        norm = _norm_in(node.args[0].value, function) if node.args else None
+        if norm is not None:
+            yield Violation(
+                node,
+                "backward runs this a second time, and batch norm in it follows the statistics of "
+                "each batch twice: its momentum is not the one that was given",
+                Severity.NOTE,
+                "leave batch norm out of what is checkpointed, or take the root of its "
+                "`1 - momentum`",
+                ((norm, "batch norm"),),
+            )
+
+
+def _norm_in(run: cst.BaseExpression, function: FunctionModel) -> cst.CSTNode | None:
+    """Return the batch norm of the layers that an attribute holds or a loop goes through."""
+    words = _words_behind(run, function)
+    scopes, owner = function.module.scopes, function.scope.owner
+    for method in owner.methods.values() if owner is not None else ():
+        for node in method.nodes:
+            for target, value in assigned_pairs(node):
+                if last_word(dotted_name(target)) not in words:
+                    continue
+                classes = (scopes.classes[each] for each in _names(value) & scopes.classes.keys())
+                made = (known.nodes for scope in classes for known in scope.methods.values())
+                norm = next(filter(_is_norm, chain(walk(value), *made)), None)
+                if norm is not None:
+                    return norm
+    return None
+
+
+def _words_behind(run: cst.BaseExpression, function: FunctionModel) -> set[str]:
+    """Return the names in what is run, in what a loop takes it from, and what callers hand in."""
+    path = dotted_name(run)
+    words = {last_word(path)}
+    for node in function.scope.nodes:
+        if isinstance(node, cst.For) and path in _names(node.target):
+            words |= _names(node.iter)
+    if path is not None and path in function.scope.parameters:
+        for caller, value in expressions_given(function, path):
+            if caller.scope is not function.scope:
+                words |= _words_behind(value, caller)
+    return words
+
+
+def _names(node: cst.CSTNode) -> set[str]:
+    return {each.value for each in walk(node) if isinstance(each, cst.Name)}
+
+
+def _is_norm(node: cst.CSTNode) -> bool:
+    return isinstance(node, cst.Call) and last_word(dotted_name(node.func)).startswith("BatchNorm")
 
 
 _DRAWS: Final = re.compile(rb"[Dd]ropout|DropPath|bernoulli|multinomial")

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import libcst as cst
 
-from gradcheck_lint.model.flow import Backward, Branch, Call, Loop, Step, ZeroGrad
+from gradcheck_lint.model.flow import Backward, Branch, Call, Jump, JumpKind, Loop, Step, ZeroGrad
 from gradcheck_lint.model.syntax import assigned_pairs, dotted_name, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from gradcheck_lint.model.flow import Block, Event
     from gradcheck_lint.model.module import FunctionModel
@@ -51,6 +51,9 @@ def _window(batches: Loop, function: FunctionModel) -> cst.BaseExpression | None
     items = batches.body.items
     if not any(isinstance(item, Backward) for item in items):
         return None
+    skipped = _skipped_by(items, function)
+    if skipped is not None:
+        return skipped
     if any(_steps(item, function) for item in items if not isinstance(item, Branch)):
         return None
     tests = [
@@ -63,6 +66,23 @@ def _window(batches: Loop, function: FunctionModel) -> cst.BaseExpression | None
     if len(tests) != 1 or any(isinstance(node, cst.BooleanOperation) for node in walk(tests[0])):
         return None
     return tests[0]
+
+
+def _skipped_by(
+    items: Sequence[Event | Branch | Loop], function: FunctionModel
+) -> cst.BaseExpression | None:
+    """Return the test of ``if count % every: continue`` that only a later step comes after."""
+    for place, item in enumerate(items):
+        if _steps(item, function):
+            return None
+        if isinstance(item, Branch) and item.test is not None:
+            leaves = any(
+                isinstance(event, Jump) and event.how is JumpKind.CONTINUE
+                for event in item.arms[0].events()
+            )
+            if leaves and any(_steps(later, function) for later in items[place + 1 :]):
+                return item.test
+    return None
 
 
 def _steps(item: Event | Branch | Loop, function: FunctionModel) -> bool:

@@ -55,6 +55,7 @@ _OPTIMIZER: Final = re.compile("optim|(?:^|[^a-z])opt(?:$|[^a-z])")
 _KEPT: Final = re.compile("(?i)checkpoint|ckpt|saved")
 _SCHEDULE: Final = re.compile("sched|lr_|warmup")
 _COUNTS: Final = re.compile(r"\.(?:last_epoch|_step_count)$")
+_MAKES: Final = re.compile(r"get_\w*schedule\w*|[A-Z]\w*(?:LR|Scheduler)")
 _METHODS: Final = {"load": "load_state_dict", "save": "state_dict"}
 
 
@@ -85,7 +86,7 @@ def _schedule(module: ModuleModel) -> cst.CSTNode | None:
         if not isinstance(node, cst.Call):
             continue
         name = module.scopes.resolve_import(dotted_name(node.func) or "") or ""
-        if name.startswith("torch.optim.lr_scheduler.") and not name.endswith("OnPlateau"):
+        if _MAKES.fullmatch(last_word(name)) and not name.endswith("OnPlateau"):
             if keyword(node, "last_epoch") is not None:
                 return None
             made = made or node
@@ -94,13 +95,16 @@ def _schedule(module: ModuleModel) -> cst.CSTNode | None:
 
 def _stepped(module: ModuleModel) -> frozenset[str]:
     """Return the last words of what the file calls its schedulers."""
-    return frozenset(
+    known = {
         last_word(event.receiver)
         for function in module.functions()
         if "step" in function.scope.words
         for event in function.events()
         if isinstance(event, SchedulerStep)
-    )
+    }
+    called = (dotted_name(node.func) for node in _nodes(module) if isinstance(node, cst.Call))
+    named = (path.split(".")[-2] for path in called if path is not None and path.endswith(".step"))
+    return frozenset(known | {name for name in named if _SCHEDULE.search(name.lower())})
 
 
 def _is_restored(module: ModuleModel) -> bool:

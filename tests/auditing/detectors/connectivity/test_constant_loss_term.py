@@ -6,6 +6,7 @@ import copy
 import textwrap
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody writes it
@@ -228,6 +229,44 @@ def test_the_step_that_a_framework_calls_is_followed(audited, only, line_of):
     finding = only(audited(lambda: fit_with_framework(cut=True)), "GCS411")
     assert finding.location.line == line_of(Lit.training_step)
     assert not audited(lambda: fit_with_framework(cut=False)).findings
+
+
+engine = library(
+    """
+    class Engine:
+        def __init__(self, update):
+            self._update = update
+
+        def run(self, model, optimizer, data):
+            for batch in data:
+                optimizer.zero_grad()
+                self._update(model, batch).backward()
+                optimizer.step()
+    """
+)
+
+
+def any_name(model, batch):
+    x, y = batch
+    out = model(x)
+    return F.mse_loss(out, y) + out.abs().mean().item()  # <- here
+
+
+class Rules:
+    def any_method(self, model, batch):
+        x, y = batch
+        out = model(x)
+        return F.mse_loss(out, y) + out.abs().mean().item()  # <- here
+
+
+@pytest.mark.parametrize("update", [any_name, Rules().any_method])
+def test_a_step_of_any_name_is_followed(audited, only, line_of, update):
+    def run():
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        engine["Engine"](update).run(model, optimizer, list(batches(3)))
+
+    assert only(audited(run), "GCS411").location.line == line_of(update)
 
 
 class Learner:

@@ -111,8 +111,8 @@ def _method(node: cst.Call) -> str:
 def _set(node: cst.CSTNode, *, wanted: bool) -> str | None:
     """Return whose ``requires_grad`` a node sets like this, as far as it has a name."""
     if isinstance(node, cst.Call) and _method(node) == "requires_grad_":
-        given = positional(node)[:1] or [keyword(node, "requires_grad")]
-        value = True if given[0] is None else boolean(given[0])
+        given = next(iter(positional(node)), keyword(node, "requires_grad"))
+        value = True if given is None else boolean(given)
         assert isinstance(node.func, cst.Attribute)
         return dotted_name(node.func.value) if value is wanted else None
     if isinstance(node, cst.Assign):

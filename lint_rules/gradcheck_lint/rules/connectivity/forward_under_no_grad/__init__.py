@@ -13,6 +13,9 @@ from gradcheck_lint.model.flow import Backward, Call, Forward, GradMode, Step
 from gradcheck_lint.model.syntax import boolean, dotted_name
 from gradcheck_lint.model.values import Kind, all_are, held_by, sites
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.connectivity.forward_under_no_grad.unrecorded_inputs import (
+    unrecorded_inputs,
+)
 from gradcheck_lint.rules.connectivity.forward_under_no_grad.unrecorded_layers import (
     unrecorded_layers,
 )
@@ -51,6 +54,16 @@ class ForwardUnderNoGrad(Rule):
         yield from _never_recorded(function, reported)
         yield from _left_off(function)
         yield from unrecorded_layers(function)
+        for found in unrecorded_inputs(function):
+            yield Violation(
+                found.node,
+                f"`{found.name}` is computed of the input of this model where nothing is recorded, "
+                "and the output is differentiated by the input: what goes through "
+                f"`{found.name}` is left out of that derivative",
+                Severity.WARNING,
+                "compute it outside of no_grad; only what has no derivative belongs there",
+                ((found.derivative, "differentiated by the input here"),),
+            )
 
 
 def _records(function: FunctionModel, call: cst.CSTNode) -> bool:

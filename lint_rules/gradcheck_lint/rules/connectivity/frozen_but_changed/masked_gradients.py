@@ -176,12 +176,9 @@ def _hook_masks(hook: cst.BaseExpression, function: FunctionModel) -> bool:
 def _copies_of(name: str, function: FunctionModel) -> Iterator[str]:
     for other, sources in sources_of(function.scope).items():
         for source in sources or ():
-            is_copy = isinstance(source, cst.Call) and isinstance(source.func, cst.Attribute)
-            if (
-                is_copy
-                and source.func.attr.value == "clone"
-                and dotted_name(source.func.value) == name
-            ):  # type: ignore[attr-defined]
+            called = source.func if isinstance(source, cst.Call) else None
+            is_copy = isinstance(called, cst.Attribute) and called.attr.value == "clone"
+            if is_copy and dotted_name(called.value) == name:  # type: ignore[union-attr]
                 yield other
 
 

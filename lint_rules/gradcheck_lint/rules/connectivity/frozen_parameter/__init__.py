@@ -24,6 +24,7 @@ from gradcheck_lint.model.values import Kind, Value, all_are, held_by, sites
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.connectivity.frozen_parameter.decided_again import decided_again
 from gradcheck_lint.rules.connectivity.frozen_parameter.left_frozen import left_frozen
+from gradcheck_lint.rules.connectivity.frozen_parameter.tied_names import tied_names
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -45,6 +46,16 @@ class FrozenParameter(Rule):
             return
         yield from left_frozen(function)
         yield from decided_again(function)
+        for tied in tied_names(function):
+            yield Violation(
+                tied.node,
+                f"no parameter is called `{tied.lost}.weight` here: it is tied to "
+                f"`{tied.kept}.weight`, and named_parameters() reports it by that name alone, so "
+                f"a filter for `{tied.lost}` misses it",
+                Severity.WARNING,
+                f"name `{tied.kept}` as well, or give `{tied.lost}` a weight of its own first",
+                ((tied.tie, "tied here"),),
+            )
         if "startswith" not in function.scope.words:
             return
         for node in body_of(function.scope):

@@ -21,6 +21,7 @@ from gradcheck_lint.rules.connectivity.graph_broken.hard_predictions import (
     hard_predictions,
     is_hard,
 )
+from gradcheck_lint.rules.connectivity.graph_broken.self_comparisons import self_comparisons
 from gradcheck_lint.rules.connectivity.graph_broken.straight_through import codebook_losses
 from gradcheck_lint.rules.connectivity.graph_broken.terms import is_gradient, is_item, lost_terms
 from gradcheck_suite import catalogue
@@ -62,6 +63,14 @@ class GraphBroken(Rule):
                 "the codes stand inside of detach(): the codebook gets no gradient from it",
                 Severity.WARNING,
                 "compute it of the codes that were looked up, before the straight-through step",
+            )
+        for call, thing in self_comparisons(function):
+            yield Violation(
+                call,
+                f"this compares `{source_of(module, thing)}` with itself: it is zero, and so are "
+                "its gradient and its Hessian",
+                Severity.WARNING,
+                "compare it with a copy from before, or detach one side",
             )
         for name, place in hard_predictions(function):
             yield Violation(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.in_place.copy_onto_itself.best_models import best_models
 from gradcheck_lint.rules.in_place.copy_onto_itself.kept_states import kept_states
 from gradcheck_lint.rules.in_place.copy_onto_itself.second_names import second_names
 from gradcheck_suite import catalogue
@@ -23,7 +24,7 @@ class CopyOntoItself(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every state that is kept by reference, and every second name of one network."""
         module = function.module
-        if module.mentions(b"load_state_dict"):
-            yield from kept_states(function)
+        yield from best_models(function)
         if module.mentions(b"load_state_dict", b"zip("):
+            yield from kept_states(function)
             yield from second_names(function)

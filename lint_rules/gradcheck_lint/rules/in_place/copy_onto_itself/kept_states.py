@@ -39,7 +39,7 @@ class _Load:
 
     scope: FunctionScope
     index: int
-    node: cst.Call
+    node: cst.Call | cst.For
     owner: str
     state: str
 
@@ -47,10 +47,14 @@ class _Load:
 def kept_states(function: FunctionModel) -> Iterator[Violation]:
     """Yield every ``best = model.state_dict()`` that is loaded into the same model later."""
     module, scope = function.module, function.scope
-    if "state_dict" not in scope.words:
+    if _KEEPING.isdisjoint(scope.words):
         return
     nodes = _nodes(function)
     for index, node in enumerate(nodes):
+        for filled, owner, value in _filled(node):
+            load = _loaded_later(function, index, filled, owner)
+            if load is not None:
+                yield _kept_by_reference(module, value, owner, load)
         for target, value in assigned_pairs(node):
             name = place_name(target)
             for owner, key in _states_in(value, module):
@@ -60,14 +64,31 @@ def kept_states(function: FunctionModel) -> Iterator[Violation]:
                     yield _kept_by_reference(module, value, owner, load)
 
 
+_KEEPING: Final = frozenset({"state_dict", "parameters", "named_parameters"})
+
+
+def _filled(node: cst.CSTNode) -> Iterator[tuple[str, str, cst.BaseExpression]]:
+    """Yield a dictionary that a loop fills with the tensors of a model, the model, and how."""
+    owner = _owner_of_items(node.iter) if isinstance(node, cst.For) else None
+    if owner is None:
+        return
+    names = {each.value for each in walk(node.target) if isinstance(each, cst.Name)}  # type: ignore[attr-defined]
+    for inner in walk(node.body):  # type: ignore[attr-defined]
+        for target, value in assigned_pairs(inner):
+            kept = place_name(target.value) if isinstance(target, cst.Subscript) else None
+            is_own = any(isinstance(each, cst.Name) and each.value in names for each in walk(value))
+            if kept is not None and is_own and _has_same_memory(value):
+                yield kept, owner, value
+
+
 def _kept_by_reference(
     module: ModuleModel, value: cst.CSTNode, owner: str, load: _Load
 ) -> Violation:
     is_replaced = module.matches(_REPLACES_MEMORY)
     is_moved = _is_moved(value) and module.matches(_MOVES_MODELS)
     message = (
-        f"`{owner}.state_dict()` refers to the memory of the parameters: what is kept here changes "
-        "with each step, and to load it copies each tensor onto itself"
+        f"what is kept here of `{owner}` is the memory of its parameters: it changes with each "
+        "step, and to load it copies each tensor onto itself"
     )
     if is_replaced:
         message += "; unless the parameters were given other memory in between, as by `.data =`"
@@ -130,35 +151,51 @@ def _owner_of_state(value: cst.BaseExpression, module: ModuleModel) -> str | Non
     while isinstance(value, cst.Call):
         if isinstance(value.func, cst.Attribute):
             method = value.func.attr.value
-            if method == "state_dict":
+            if method in _LISTING:
                 return dotted_name(value.func.value) if not value.args else None
             if method == "copy" and not value.args:
                 value = value.func.value
                 continue
         name = module.scopes.resolve_import(dotted_name(value.func) or "")
-        is_shallow = name in _SHALLOW or dotted_name(value.func) == "dict"
+        is_shallow = name in _SHALLOW or dotted_name(value.func) in {"dict", "list", "tuple"}
         if not is_shallow or len(value.args) != 1 or value.args[0].keyword is not None:
             return None
         value = value.args[0].value
-    return _owner_of_rebuilt(value) if isinstance(value, cst.DictComp) else None
+    is_rebuilt = isinstance(value, (cst.DictComp, cst.ListComp))
+    return _owner_of_rebuilt(value) if is_rebuilt else None  # type: ignore[arg-type]
+
+
+_LISTING: Final = frozenset({"state_dict", "named_parameters"})
 
 
 _SHALLOW: Final = frozenset({"copy.copy", "collections.OrderedDict"})
 
 
-def _owner_of_rebuilt(value: cst.DictComp) -> str | None:
-    """Return ``model`` of ``{k: v for k, v in model.state_dict().items()}``."""
-    items, element = value.for_in.iter, value.value
+def _owner_of_rebuilt(value: cst.DictComp | cst.ListComp) -> str | None:
+    """Return ``model`` of ``{k: v for k, v in model.state_dict().items()}``, or of a list."""
+    element = value.value if isinstance(value, cst.DictComp) else value.elt
+    return _owner_of_items(value.for_in.iter) if _has_same_memory(element) else None
+
+
+def _has_same_memory(element: cst.BaseExpression) -> bool:
+    """Return whether this is a name, detached or moved to where it may be: no copy."""
     while isinstance(element, (cst.Call, cst.Attribute)):
         called = element.func if isinstance(element, cst.Call) else element
         if not isinstance(called, cst.Attribute) or called.attr.value not in _SAME_MEMORY:
-            return None
+            return False
         if called.attr.value == "to" and not _is_to_cpu(element):
-            return None
+            return False
         element = called.value
-    if not isinstance(element, cst.Name) or not isinstance(items, cst.Call):
+    return isinstance(element, cst.Name)
+
+
+def _owner_of_items(items: cst.BaseExpression) -> str | None:
+    """Return ``model`` of ``model.parameters()`` and of ``model.state_dict().items()``."""
+    if not isinstance(items, cst.Call) or not isinstance(items.func, cst.Attribute):
         return None
-    if not isinstance(items.func, cst.Attribute) or items.func.attr.value != "items":
+    if items.func.attr.value in {"parameters", "named_parameters"}:
+        return dotted_name(items.func.value)
+    if items.func.attr.value not in {"items", "values"}:
         return None
     state = items.func.value
     if isinstance(state, cst.Call) and last_word(dotted_name(state.func)) == "state_dict":
@@ -188,8 +225,33 @@ def _loads(module: ModuleModel) -> list[_Load]:
             and (owner := dotted_name(node.func.value)) is not None
             and (state := place_name(_without_copy(node.args[0].value))) is not None
         ]
+        module.memo["loads of states"] += [
+            _Load(function.scope, index, node, owner, state)
+            for function in module.functions()
+            for index, node in enumerate(_nodes(function))
+            if isinstance(node, cst.For)
+            for owner, state in _copied_back(node)
+        ]
     found: list[_Load] = module.memo["loads of states"]
     return found
+
+
+def _copied_back(loop: cst.For) -> Iterator[tuple[str, str]]:
+    """Yield a model and what a loop copies into its parameters, one by one."""
+    over = loop.iter
+    if not isinstance(over, cst.Call) or dotted_name(over.func) != "zip" or len(over.args) != _PAIR:
+        return
+    owners = [_owner_of_items(argument.value) for argument in over.args]
+    places = [place_name(argument.value) for argument in over.args]
+    copies = any(
+        isinstance(node, cst.Attribute) and node.attr.value == "copy_" for node in walk(loop.body)
+    )
+    for owner, state in ((owners[0], places[1]), (owners[1], places[0])):
+        if copies and owner is not None and state is not None:
+            yield owner, state
+
+
+_PAIR: Final = 2
 
 
 def _without_copy(state: cst.BaseExpression) -> cst.BaseExpression:

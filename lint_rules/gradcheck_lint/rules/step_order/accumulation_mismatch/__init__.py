@@ -33,10 +33,10 @@ class AccumulationMismatch(Rule):
         for mean in token_means(function):
             yield Violation(
                 mean.divided,
-                f"each micro-batch counts as 1 of `{mean.count}`, and its loss is a mean over as "
+                f"each micro-batch counts as 1 of `{mean.number}`, and its loss is a mean over as "
                 "many items as it has itself: where these are few, each counts more than in the "
                 "mean of the whole batch",
-                Severity.WARNING,
+                Severity.WARNING if mean.is_likely else Severity.NOTE,
                 "divide the sum of the losses by the number of items in all micro-batches",
                 ((mean.mean, "the mean of one micro-batch"),),
             )

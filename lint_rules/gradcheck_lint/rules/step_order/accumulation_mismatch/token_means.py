@@ -12,6 +12,7 @@ from gradcheck_lint.model.flow import Backward, Step
 from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.syntax import (
     assigned_pairs,
+    bound_names,
     dotted_name,
     keyword,
     last_word,
@@ -36,8 +37,9 @@ class TokenMean(NamedTuple):
     """A loss that is divided by the number of micro-batches, and the mean that it is."""
 
     divided: cst.CSTNode
-    count: str
+    number: str
     mean: cst.CSTNode
+    is_likely: bool
 
 
 def token_means(function: FunctionModel) -> Iterator[TokenMean]:
@@ -56,7 +58,7 @@ def token_means(function: FunctionModel) -> Iterator[TokenMean]:
                 continue
             mean = _mean_in(loss, function, 0)
             if mean is not None:
-                yield TokenMean(divided, count, mean)
+                yield TokenMean(divided, count, mean, _is_of_sequences(mean, function))
                 return
 
 
@@ -110,7 +112,7 @@ def _mean_in(node: cst.CSTNode, function: FunctionModel, depth: int) -> cst.CSTN
             return each
         found = None
         if isinstance(each, cst.Name) and depth < _MOST_CALLS:
-            for source in sources_of(function.scope).get(each.value) or ():
+            for source in _given(each.value, function):
                 is_other = not any(inner is node for inner in walk(source))
                 found = found or (_mean_in(source, function, depth + 1) if is_other else None)
         elif isinstance(each, cst.Call) and depth < _MOST_CALLS:
@@ -118,6 +120,14 @@ def _mean_in(node: cst.CSTNode, function: FunctionModel, depth: int) -> cst.CSTN
         if found is not None:
             return found
     return None
+
+
+def _given(name: str, function: FunctionModel) -> Iterator[cst.BaseExpression]:
+    """Yield what a name is given, also as one of several: ``out, loss = model(x)``."""
+    for node in function.scope.nodes_and_lambdas[0]:
+        for target, value in assigned_pairs(node):
+            if name in bound_names(target):
+                yield value
 
 
 def _mean_in_callee(call: cst.Call, function: FunctionModel, depth: int) -> cst.CSTNode | None:
@@ -158,6 +168,29 @@ def _averages_valid(call: cst.Call) -> bool:
         return False
     reduction = keyword(call, "reduction")
     return not isinstance(reduction, cst.SimpleString) or plain_string(reduction) == "mean"
+
+
+def _is_of_sequences(mean: cst.CSTNode, function: FunctionModel) -> bool:
+    """Return whether a mean is one of a mask, or over the items of sequences laid side by side."""
+    if not isinstance(mean, cst.Call):
+        return True
+    scope = next(
+        known for known in function.module.scopes.functions if any(n is mean for n in known.nodes)
+    )
+    given = [argument.value for argument in mean.args]
+    for value in list(given):
+        if isinstance(value, cst.Name):
+            given += sources_of(scope).get(value.value) or ()
+    return any(
+        isinstance(node, cst.Name) and node.value in _FLAT
+        for value in given
+        for node in walk(value)
+    )
+
+
+_FLAT: Final = frozenset(
+    {"flatten", "view", "reshape", "transpose", "permute", "mT", "T", "movedim"}
+)
 
 
 def _criteria(function: FunctionModel) -> frozenset[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import libcst as cst
 
 from gradcheck_lint.analyses.layers import has_weights
+from gradcheck_lint.analyses.made_in_forward import late_parameters
 from gradcheck_lint.analyses.spent_iterators import spent_uses
 from gradcheck_lint.model.flow import Attach, Call, Event, Return, Step
 from gradcheck_lint.model.nearness import STEPS
@@ -39,6 +40,15 @@ class ParameterNotOptimized(Rule):
         """Yield every layer that is attached after an optimizer was made that is used later."""
         yield from left_out(function)
         yield from _of_spent_iterators(function)
+        for late in late_parameters(function):
+            yield Violation(
+                late.node,
+                f"`{late.name}` is made when the model runs for the first time: an optimizer that "
+                "was made before does not own it, and it never learns",
+                Severity.WARNING,
+                "make it in the constructor, or run the model once before the optimizer is made",
+                ((late.first, "nothing at first"), (late.optimizer, "an optimizer")),
+            )
         has_groups = function.module.matches(_GROUPS)
         if not has_groups:
             yield from attached_later(function)

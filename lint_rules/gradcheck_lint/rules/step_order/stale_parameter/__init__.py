@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from gradcheck_lint.analyses.made_in_forward import renewed_parameters
 from gradcheck_lint.model.flow import Step
 from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, last_word, walk
 from gradcheck_lint.model.values import Kind, Origin, all_are, held_by, sites
 from gradcheck_lint.rules._rule import Rule, Violation
-from gradcheck_lint.rules.step_order.stale_parameter.replaced_in_forward import renewed_parameters
 from gradcheck_lint.rules.step_order.stale_parameter.replaced_model import (
     new_models,
     replaced_models,

@@ -37,8 +37,8 @@ class _Move(NamedTuple):
 
 def displacements(function: FunctionModel) -> Iterator[Displacement]:
     """Yield each series of moves in both directions whose sum is not zero."""
-    moves = function.module.mentions(b".add_(", b".sub_(", b".data", b"no_grad")
-    if not moves or _COPYING & function.scope.words:
+    may_move = function.module.mentions(b".add_(", b".sub_(", b".data", b"no_grad")
+    if not may_move or _COPYING & function.scope.words:
         return
     series: dict[tuple[str, tuple[str, ...]], list[_Move]] = {}
     for move in _moves(function):
@@ -162,5 +162,5 @@ def _product(node: cst.BaseExpression, vector: str | None) -> tuple[float, tuple
         else:
             return None
     if vector in names:
-        names.remove(vector)  # type: ignore[arg-type]
+        names.remove(vector)
     return value, tuple(sorted(names))

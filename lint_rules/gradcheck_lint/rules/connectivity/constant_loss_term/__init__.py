@@ -12,6 +12,7 @@ from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import through_all
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.connectivity.constant_loss_term.cut_inputs import cut_inputs
 from gradcheck_lint.rules.connectivity.graph_broken.detached_objectives import (
     detached_objectives,
 )
@@ -37,6 +38,7 @@ class ConstantLossTerm(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every such term that is added to a loss which has a graph."""
+        yield from _of_cut_inputs(function)
         if Part.BACKWARD not in function.scope.parts:
             return
         seen: set[int] = set()
@@ -62,6 +64,21 @@ class ConstantLossTerm(Rule):
                     "compute the term of what is trained on one side, and of targets on the other",
                     ((event.node, "the loss is differentiated here"),),
                 )
+
+
+def _of_cut_inputs(function: FunctionModel) -> Iterator[Violation]:
+    """Yield the calls of another network through which nothing that a loss trains is reached."""
+    for found in cut_inputs(function):
+        text = source_of(function.module, found.call.node)
+        yield Violation(
+            found.call.node,
+            f"`{text}` is given what `{found.behind.receiver}` returns, detached: beside the "
+            f"other terms of this loss it trains nothing but `{found.call.receiver}`, which has a "
+            "loss of its own",
+            Severity.WARNING,
+            f"give `{found.call.receiver}` the outputs with their graph here",
+            ((found.other.node, f"`{found.call.receiver}` learns by this"),),
+        )
 
 
 def _made_at(lost: LostTerm, function: FunctionModel) -> cst.CSTNode | None:

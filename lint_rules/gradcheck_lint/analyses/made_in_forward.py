@@ -1,4 +1,4 @@
-"""Find parameters that a module replaces by new ones while it runs."""
+"""Find parameters and layers that a module makes while it runs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import libcst as cst
 
+from gradcheck_lint.analyses.layers import kind_of
 from gradcheck_lint.model.flow import Forward
 from gradcheck_lint.model.knowledge import PARAMETER_CLASSES
-from gradcheck_lint.model.syntax import assigned_pairs, dotted_name
+from gradcheck_lint.model.syntax import assigned_pairs, dotted_name, is_none
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from gradcheck_lint.model.module import FunctionModel, ModuleModel
     from gradcheck_lint.model.scopes import ClassScope, FunctionScope
 
-__all__ = ["Renewed", "renewed_parameters"]
+__all__ = ["Renewed", "late_parameters", "renewed_parameters"]
 
 
 class Renewed(NamedTuple):
@@ -47,17 +48,46 @@ def renewed_parameters(function: FunctionModel) -> Iterator[Renewed]:
             yield Renewed(node, name, first[name], optimizer)
 
 
+def late_parameters(function: FunctionModel) -> Iterator[Renewed]:
+    """Yield what is None at first, and made a parameter or a layer by forward."""
+    scope, module = function.scope, function.module
+    owner = scope.owner
+    if owner is None or scope.name.endswith("__init__"):
+        return
+    maker = module.scopes.method(owner, "__init__")
+    if maker is None or not module.scopes.derives_from(owner, "torch.nn.Module"):
+        return
+    if not _is_run_by_forward(scope, owner):
+        return
+    empty = {attribute: node for attribute, value, node in _set(maker) if is_none(value)}
+    made = [
+        (attribute, node)
+        for attribute, value, node in _set(scope)
+        if attribute in empty and kind_of(value, function) in {"module", "parameter"}
+    ]
+    optimizer = _optimizer_before_any_run(module) if made else None
+    for attribute, node in made:
+        if optimizer is not None:
+            yield Renewed(node, attribute, empty[attribute], optimizer)
+
+
+def _set(scope: FunctionScope) -> Iterator[tuple[str, cst.BaseExpression, cst.CSTNode]]:
+    """Yield the attributes of self that a method sets, with what to."""
+    for node in scope.nodes:
+        for target, value in assigned_pairs(node):
+            root, _, attribute = (dotted_name(target) or "").partition(".")
+            if root == scope.first_parameter and attribute:
+                yield attribute, value, node
+
+
 def _parameters_made(
     scope: FunctionScope, module: ModuleModel
 ) -> Iterator[tuple[str, cst.CSTNode]]:
     """Yield the attributes of self that a method sets to a new parameter."""
-    for node in scope.nodes:
-        for target, value in assigned_pairs(node):
-            root, _, attribute = (dotted_name(target) or "").partition(".")
-            called = dotted_name(value.func) if isinstance(value, cst.Call) else None
-            made = module.scopes.resolve_import(called or "")
-            if root == scope.first_parameter and attribute and made in PARAMETER_CLASSES:
-                yield attribute, node
+    for attribute, value, node in _set(scope):
+        called = dotted_name(value.func) if isinstance(value, cst.Call) else None
+        if module.scopes.resolve_import(called or "") in PARAMETER_CLASSES:
+            yield attribute, node
 
 
 def _is_run_by_forward(scope: FunctionScope, owner: ClassScope) -> bool:
