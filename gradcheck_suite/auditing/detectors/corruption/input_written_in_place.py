@@ -94,7 +94,7 @@ class InputWrittenInPlaceDetector:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._inputs: dict[int, _Input] = {}
-        self._seen: Occurrences[CallSite, _Occurrence] = Occurrences()
+        self._seen: Occurrences[CallSite | None, _Occurrence] = Occurrences()
 
     def subscriptions(self) -> Subscriptions:
         """Look at what models are given in the first steps."""
@@ -147,7 +147,6 @@ class InputWrittenInPlaceDetector:
                     local_name(tensor),
                     self._recorder.state.step,
                 ),
-                times=1,
             )
 
 

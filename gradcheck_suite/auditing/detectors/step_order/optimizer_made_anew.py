@@ -28,7 +28,6 @@ from gradcheck_suite.auditing.object_names.optimizers import parameters_of
 from gradcheck_suite.findings import Finding
 
 if TYPE_CHECKING:
-
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.recorder import Recorder
 

@@ -87,12 +87,13 @@ def _dropped(call: cst.Call, function: FunctionModel) -> Iterator[Violation]:
         return
     name = dotted_name(call.func)
     if name is not None and function.module.scopes.resolve_import(name) in _FUNCTIONS:
+        method = name.rpartition(".")[2]
         target = function.module.code(call.args[0].value) if call.args else "x"
     elif isinstance(call.func, cst.Attribute) and _is_dropped_method(call.func, function):
+        method = call.func.attr.value
         target = function.module.code(call.func.value)
     else:
         return
-    method = name.rpartition(".")[2] if name else call.func.attr.value  # type: ignore[union-attr]
     written = f"`{method}_`" if method != "detach" else "`detach_()`"
     yield Violation(
         call,
