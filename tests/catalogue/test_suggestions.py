@@ -40,7 +40,7 @@ def test_words_and_slips_lead_to_slugs(name, first):
         ("GCS 301", ("GCS301",)),
         ("GCS3O1", ("GCS301",)),
         ("GCSl01", ("GCS101",)),
-        ("GCS399", ("GCS309",)),
+        ("GCS399", ("GCS319", "GCS309")),
     ],
 )
 def test_something_like_a_code_leads_to_codes(name, codes):

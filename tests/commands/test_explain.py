@@ -223,7 +223,7 @@ def test_silencing_is_shown_where_it_applies():
     in_source = explain_text(catalogue.MISSING_ZERO_GRAD)
     assert "with a comment: `# noqa: GCS301`" in in_source
     assert '    [tool.gradcheck-suite.lint]\n    ignore = ["GCS301"]\n' in in_source
-    assert "noqa" not in explain_text(catalogue.WRONG_GRADIENT)
+    assert "noqa" not in explain_text(catalogue.WRONG_SECOND_ORDER)
 
 
 def test_an_unknown_name_raises_before_anything_is_written():

@@ -41,7 +41,7 @@ def test_a_row_says_where_a_rule_looks_and_whether_it_can_fix():
         "          Scaled gradients are clipped: unscale_ is missing\n"
         "\n"
         "Gradients that are wrong (gradients)\n"
-        "  GCS601  wrong-gradient       error    run time\n"
+        "  GCS601  wrong-gradient       error    source, run time\n"
         "          The analytic gradient differs from the numerical one\n"
     )
 

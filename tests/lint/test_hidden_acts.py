@@ -210,7 +210,8 @@ def test_what_a_loop_does_not_reach_excuses_nothing(other: str) -> None:
 
 def test_a_method_that_is_named_and_not_called_zeroes_nothing() -> None:
     source = _HEAD + _FUNCTION.format(before="", first=" " * 8 + "optimizer.zero_grad", last="")
-    assert [finding.code for finding in lint_source(source.encode(), "x.py")] == ["GCS301"]
+    found = [finding.code for finding in lint_source(source.encode(), "x.py")]
+    assert found == ["GCS318", "GCS301"]
 
 
 # A loop that misses something, where it goes, and the code of the mistake.
