@@ -8,6 +8,7 @@ versions replaces theirs, and the page is written anew from all that are there.
     python -m benchmarks.compat                     # all versions; hours on a small machine
     python -m benchmarks.compat 2.6.0 2.15.0        # these
     python -m benchmarks.compat --without-slow 2.8.0
+    python -m benchmarks.compat --failed 2.6.0      # again, what had failed there
     python -m benchmarks.compat --quick 2.6.0       # minutes: no page, exit status 1 on a failure
 """
 
@@ -106,6 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("versions", nargs="*", metavar="VERSION", help="of torch (default: all)")
     parser.add_argument("--quick", action="store_true", help="a few tests, no banks and no page")
+    parser.add_argument("--failed", action="store_true", help="again, the tests that had failed")
     parser.add_argument("--without-slow", action="store_true", help="no tests marked slow")
     parser.add_argument("--python", metavar="PATH", help="the interpreter (default: this one)")
     parser.add_argument("--page", action="store_true", help="only write the page anew")
@@ -120,7 +122,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for version, python in pairs or _everything():
         print(f"== torch {version}, {python}", flush=True)
         slow = version in WITH_SLOW and not arguments.without_slow
-        outcome = try_version(version, python, quick=arguments.quick, slow=slow)
+        if arguments.failed:
+            outcome = try_failed_again(version, python)
+        else:
+            outcome = try_version(version, python, quick=arguments.quick, slow=slow)
         failures += len(outcome.failed)
         print(
             f"== torch {version}: {outcome.passed} passed, {len(outcome.failed)} failed, "
@@ -151,17 +156,11 @@ def _everything() -> list[tuple[str, str]]:
 def try_version(version: str, python: str, *, quick: bool, slow: bool) -> Outcome:
     """Make an environment with this torch, run tests and banks in it, and remove it."""
     began = time.monotonic()
-    named = subprocess.run(
-        [python, "-c", "import platform; print(platform.python_version())"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    outcome = Outcome(version, named.stdout.strip(), slow=slow)
+    outcome = Outcome(version, _version_of(python), slow=slow)
     with tempfile.TemporaryDirectory(prefix="gradcheck-suite-compat-") as folder:
         own = _environment(Path(folder), version, python)
         report = Path(folder) / "report.xml"
-        _run_tests(own, report, quick=quick, slow=slow)
+        _run_tests(own, report, paths=_QUICK if quick else (), slow=slow)
         _read_tests(report, outcome)
         limits = "import json, gradcheck_suite._torch_compat as c; print(json.dumps(c.limits()))"
         told = subprocess.run([own, "-c", limits], capture_output=True, text=True, check=False)
@@ -172,6 +171,52 @@ def try_version(version: str, python: str, *, quick: bool, slow: bool) -> Outcom
             _compare(_read(_BANKS), found, outcome)
     outcome.minutes = round((time.monotonic() - began) / 60, 1)
     return outcome
+
+
+def try_failed_again(version: str, python: str) -> Outcome:
+    """Run the tests again that had failed with this torch; what it finds is kept as it was.
+
+    Raises:
+        KeyError: nothing is kept of this version.
+    """
+    outcome = Outcome(**_read(_KEPT)[Outcome(version, _version_of(python)).key])
+    paths = sorted({_path_of(test) for test in outcome.failed})
+    if not paths:
+        return outcome
+    with tempfile.TemporaryDirectory(prefix="gradcheck-suite-compat-") as folder:
+        own = _environment(Path(folder), version, python)
+        report = Path(folder) / "report.xml"
+        _run_tests(own, report, paths=paths, slow=outcome.slow)
+        again = Outcome(version, outcome.python)
+        _read_tests(report, again)
+    for test in list(outcome.failed):
+        if test in again.failed:
+            outcome.failed[test] = again.failed[test]
+        else:
+            del outcome.failed[test]
+            if test in again.skipped:
+                outcome.skipped[test] = again.skipped[test]
+            else:
+                outcome.passed += 1
+    return outcome
+
+
+def _path_of(test: str) -> str:
+    """Return the file of a test as ``_read_tests`` names it, where a class may stand in between."""
+    path = test.partition(".py::")[0]
+    while not (_ROOT / f"{path}.py").exists() and "/" in path:
+        path = path.rpartition("/")[0]
+    return f"{path}.py"
+
+
+def _version_of(python: str) -> str:
+    named = subprocess.run(
+        [python, "-c", "import platform; print(platform.python_version())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return named.stdout.strip()
 
 
 def _environment(folder: Path, version: str, python: str) -> str:
@@ -199,10 +244,9 @@ def _environment(folder: Path, version: str, python: str) -> str:
     return own
 
 
-def _run_tests(own: str, report: Path, *, quick: bool, slow: bool) -> None:
-    paths = _QUICK if quick else ()
+def _run_tests(own: str, report: Path, *, paths: Sequence[str], slow: bool) -> None:
     marks = "not sweep and not one_torch" + ("" if slow else " and not slow")
-    left_out = () if quick else tuple(f"--ignore={path}" for path in _WITHOUT_TORCH)
+    left_out = () if paths else tuple(f"--ignore={path}" for path in _WITHOUT_TORCH)
     subprocess.run(
         [
             *(own, "-m", "pytest", "-q", "-n", "auto", "--dist", "worksteal"),
