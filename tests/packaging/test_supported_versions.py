@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 
@@ -56,3 +58,38 @@ def test_torches_are_those_that_make_compat_tries_and_ci_runs_the_ends():
 def test_pytest_is_that_of_the_extra():
     (least,) = re.findall(r"pytest>=([\d.]+)", PROJECT["optional-dependencies"]["pytest"][0])
     assert ROWS["pytest"] == f"{least} and later"
+
+
+def test_what_had_failed_runs_again_and_the_rest_stays(monkeypatch, tmp_path):
+    kept = tmp_path / "compat.json"
+    failed = {
+        "tests/plugin/test_whole_suite/TestExamples.py::test_a[1]": "was wrong",
+        "tests/packaging/test_supported_versions.py::test_b": "was wrong",
+        "tests/packaging/test_supported_versions.py::test_c": "was wrong",
+    }
+    before = compat.Outcome("2.6.0", compat._version_of(sys.executable), passed=7, failed=failed)
+    kept.write_text(json.dumps({before.key: asdict(before)}), encoding="utf-8")
+    asked = []
+
+    def run(_own, report, *, paths, slow):
+        asked.extend(paths)
+        report.write_text(
+            '<testsuite><testcase classname="tests.plugin.test_whole_suite.TestExamples" '
+            'name="test_a[1]"/><testcase classname="tests.packaging.test_supported_versions" '
+            'name="test_b"><skipped message="not here"/></testcase><testcase '
+            'classname="tests.packaging.test_supported_versions" name="test_c">'
+            '<failure message="is wrong"/></testcase></testsuite>',
+            encoding="utf-8",
+        )
+
+    monkeypatch.setattr(compat, "_KEPT", kept)
+    monkeypatch.setattr(compat, "_environment", lambda *_: sys.executable)
+    monkeypatch.setattr(compat, "_run_tests", run)
+    again = compat.try_failed_again("2.6.0", sys.executable)
+    assert asked == [
+        "tests/packaging/test_supported_versions.py",
+        "tests/plugin/test_whole_suite.py",
+    ]
+    assert again.passed == 8
+    assert list(again.failed.values()) == ["is wrong"]
+    assert list(again.skipped.values()) == ["not here"]

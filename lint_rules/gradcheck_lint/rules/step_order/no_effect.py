@@ -89,7 +89,7 @@ def _dropped(call: cst.Call, function: FunctionModel) -> Iterator[Violation]:
     if name is not None and function.module.scopes.resolve_import(name) in _FUNCTIONS:
         method = name.rpartition(".")[2]
         target = function.module.code(call.args[0].value) if call.args else "x"
-    elif isinstance(call.func, cst.Attribute) and _is_dropped_method(call.func, function):
+    elif isinstance(call.func, cst.Attribute) and _is_dropped_method(call, call.func, function):
         method = call.func.attr.value
         target = function.module.code(call.func.value)
     else:
@@ -104,18 +104,21 @@ def _dropped(call: cst.Call, function: FunctionModel) -> Iterator[Violation]:
     )
 
 
-def _is_dropped_method(method: cst.Attribute, function: FunctionModel) -> bool:
+def _is_dropped_method(call: cst.Call, method: cst.Attribute, function: FunctionModel) -> bool:
     owner, name = method.value, method.attr.value
     if isinstance(owner, cst.Attribute) and owner.attr.value in {"grad", "data"}:
         return name in _OF_A_GRADIENT
     path = dotted_name(owner)
-    if name not in _TENSORS or path is None:
+    if name not in _TENSORS or path is None or path == function.scope.first_parameter:
         return False
     if function.module.scopes.resolve_import(path) is not None:
         return False  # such as `np.clip(...)`
+    if any(name in each.methods for each in function.module.scopes.classes.values()):
+        return False
     known = function.bindings.get(path, ())
     if name != "detach":
-        return True
+        # A tensor's takes a limit, a mask or a number; what takes nothing is a method of its owner.
+        return bool(call.args)
     # Other things can be detached as well: a process, a stream, a subscriber.
     tensors = {Kind.HISTORY, Kind.LEAF, Kind.LEAF_VIEW, Kind.GRADIENT, Kind.PLAIN}
     return any(value.kind in tensors for value in known)
