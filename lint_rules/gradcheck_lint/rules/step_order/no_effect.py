@@ -109,8 +109,11 @@ def _is_dropped_method(call: cst.Call, method: cst.Attribute, function: Function
     if isinstance(owner, cst.Attribute) and owner.attr.value in {"grad", "data"}:
         return name in _OF_A_GRADIENT
     path = dotted_name(owner)
-    if name not in _TENSORS or path is None or path == function.scope.first_parameter:
+    if name not in _TENSORS or path is None:
         return False
+    scope = function.scope
+    if scope.owner is not None and path == scope.first_parameter:
+        return False  # a method of a base class, perhaps
     if function.module.scopes.resolve_import(path) is not None:
         return False  # such as `np.clip(...)`
     if any(name in each.methods for each in function.module.scopes.classes.values()):
