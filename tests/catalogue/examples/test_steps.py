@@ -379,3 +379,8 @@ def test_gcs319_moves_weights_by_the_rate_whatever_the_gradient(example, instead
         moves[which] = (path[-1] - path[-2]).abs()
     assert torch.allclose(moves["anew"], torch.tensor(1e-3), rtol=1e-2)
     assert moves["once"].std() > 1e-4
+
+
+def test_gcs320_keeps_the_first_rate(example, instead, batches):
+    assert example("GCS320").train(batches).param_groups[0]["lr"] == pytest.approx(0.1)
+    assert instead("GCS320").train(batches).param_groups[0]["lr"] < 0.1

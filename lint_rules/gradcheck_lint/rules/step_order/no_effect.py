@@ -55,7 +55,7 @@ class NoEffect(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield methods that are not called, results that are dropped, attributes of no use."""
-        for node in function.scope.small_statements:
+        for node in function.scope.nodes_and_lambdas[0]:
             if isinstance(node, cst.Expr):
                 if isinstance(node.value, cst.Attribute):
                     yield from _not_called(node.value, function)
@@ -109,22 +109,24 @@ def _is_dropped_method(call: cst.Call, method: cst.Attribute, function: Function
     if isinstance(owner, cst.Attribute) and owner.attr.value in {"grad", "data"}:
         return name in _OF_A_GRADIENT
     path = dotted_name(owner)
-    if name not in _TENSORS or path is None:
+    if name not in _TENSORS or path is None or _may_be_own(path, name, function):
         return False
-    scope = function.scope
-    if scope.owner is not None and path == scope.first_parameter:
-        return False  # a method of a base class, perhaps
-    if function.module.scopes.resolve_import(path) is not None:
-        return False  # such as `np.clip(...)`
-    if any(name in each.methods for each in function.module.scopes.classes.values()):
-        return False
-    known = function.bindings.get(path, ())
     if name != "detach":
         # A tensor's takes a limit, a mask or a number; what takes nothing is a method of its owner.
         return bool(call.args)
     # Other things can be detached as well: a process, a stream, a subscriber.
     tensors = {Kind.HISTORY, Kind.LEAF, Kind.LEAF_VIEW, Kind.GRADIENT, Kind.PLAIN}
-    return any(value.kind in tensors for value in known)
+    return any(value.kind in tensors for value in function.bindings.get(path, ()))
+
+
+def _may_be_own(path: str, method: str, function: FunctionModel) -> bool:
+    """Return whether a method may be one of the program's, or of a package: `np.clip(...)`."""
+    scope, scopes = function.scope, function.module.scopes
+    return (
+        (scope.owner is not None and path == scope.first_parameter)
+        or scopes.resolve_import(path) is not None
+        or any(method in each.methods for each in scopes.classes.values())
+    )
 
 
 def _not_read(
@@ -188,5 +190,5 @@ def _is_parameter(node: cst.BaseExpression, function: FunctionModel) -> bool:
         isinstance(each, cst.For)
         and path in bound_names(each.target)
         and "parameters(" in function.module.code(each.iter)
-        for each in function.scope.nodes
+        for each in function.scope.nodes_and_lambdas[0]
     )
