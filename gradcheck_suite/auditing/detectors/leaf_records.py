@@ -365,7 +365,7 @@ class LeafRecords:
 
     def _look_at_all(self, event: StepStarted, step: int) -> None:
         self.stepped = []
-        looked_at: list[LeafRecord] = []
+        looked_at: list[tuple[LeafRecord, Tensor]] = []
         owned = set(map(id, parameters_of(event.optimizer)))
         for key, record in self._living.items():
             # What no optimizer owns is looked at beside the parameters of the first.
@@ -378,21 +378,18 @@ class LeafRecords:
                 self.stepped.append(record)
             record.steps += 1
             record.ask(tensor.requires_grad, step)
-            looked_at.append(record)
-        self._filled_inside = looked_at if event.has_closure else []
+            looked_at.append((record, tensor))
+        self._filled_inside = [record for record, _ in looked_at] if event.has_closure else []
         if not event.has_closure:
             self._look_at_gradients(looked_at, step)
         frozen = [each for each in self._living.values() if not each.asked_last]
         # From all over: what is thawed is mostly a part.
         self._frozen = frozen[:: -(-len(frozen) // _MOST_FROZEN)] if frozen else []
 
-    def _look_at_gradients(self, records: Sequence[LeafRecord], step: int) -> None:
-        asked: list[tuple[LeafRecord, Tensor]] = []
-        for record in records:
-            tensor = record.reference()
-            if tensor is not None and tensor.grad is not None:
-                asked.append((record, tensor.grad))
-            else:
+    def _look_at_gradients(self, leaves: Sequence[tuple[LeafRecord, Tensor]], step: int) -> None:
+        asked = [(record, tensor.grad) for record, tensor in leaves if tensor.grad is not None]
+        for record, tensor in leaves:
+            if tensor.grad is None:
                 record.missed += 1
         are_zero = _are_zero([gradient for _, gradient in asked])
         for (record, _), is_zero in zip(asked, are_zero, strict=True):
@@ -422,8 +419,13 @@ class LeafRecords:
 
     def _end_step(self, _event: StepFinished) -> None:
         if self._filled_inside:
-            records, self._filled_inside = self._filled_inside, []
-            without_user_modes(self._look_at_gradients, records, self._recorder.state.step)
+            living = [
+                (each, tensor)
+                for each in self._filled_inside
+                if (tensor := each.reference()) is not None
+            ]
+            self._filled_inside = []
+            without_user_modes(self._look_at_gradients, living, self._recorder.state.step)
         if self.is_looking:
             without_user_modes(self._look_for_changes)
 
