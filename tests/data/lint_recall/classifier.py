@@ -47,6 +47,7 @@ def train(loader, validation, epochs=3):
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             scaler.step(optimizer)
             scaler.update()
+            scheduler.step()
             total += loss.item()
         print(total, evaluate(model, validation))
 
