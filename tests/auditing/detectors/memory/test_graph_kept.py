@@ -601,7 +601,7 @@ class Reporter:
     def __init__(self, trainer):
         self.trainer = trainer
 
-    def log(self, name, value):
+    def add_row(self, name, value):
         self.trainer.rows_of_the_run.setdefault(name, []).append(value)
 
 
@@ -611,7 +611,7 @@ def history_of_another_object():
     for _ in range(6):
         loss = net(torch.randn(3, 2)).square().mean()
         loss.backward()
-        reporter.log("loss", loss)  # <- here
+        reporter.add_row("loss", loss)  # <- here
 
 
 @pytest.mark.parametrize(
