@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from gradcheck_lint.model.function_class import assignments, body_of, returns
+from gradcheck_lint.model.function_class import assignments, returns
 from gradcheck_lint.model.knowledge import PARAMETER_CLASSES, TORCH_MODULES_WITH_WEIGHTS, words
 from gradcheck_lint.model.syntax import dotted_name, positional, walk
 from gradcheck_lint.model.values import Kind
@@ -144,7 +144,7 @@ def _layers(node: cst.Call, function: FunctionModel) -> list[cst.BaseExpression]
     """Return what is put into a Sequential or the like, also where that is a list with a name."""
     found = positional(node)
     starred = {dotted_name(argument.value) for argument in node.args if argument.star}
-    for other in body_of(function.scope):
+    for other in function.scope.nodes:
         if isinstance(other, cst.Assign) and len(other.targets) == 1:
             if dotted_name(other.targets[0].target) in starred:
                 found.extend(contents(other.value))
@@ -214,7 +214,7 @@ def _kind_of_class(owner: ClassScope, function: FunctionModel, depth: int) -> st
         if maker is None:
             continue
         inside = function.module.function(maker)
-        for node in body_of(maker):
+        for node in maker.nodes:
             if isinstance(node, cst.Call) and depth <= _MOST_CALLS:
                 qualified = scopes.resolve_import(dotted_name(node.func) or "") or ""
                 if qualified == "torch.nn.ModuleList":

@@ -112,7 +112,7 @@ def _is_run_by_forward(scope: FunctionScope, owner: ClassScope) -> bool:
 def _optimizer_before_any_run(module: ModuleModel) -> cst.CSTNode | None:
     """Return an optimizer of the file, unless a model runs before it in the same function."""
     for function in module.functions():
-        nodes = function.scope.nodes_and_lambdas[0]
+        nodes = function.scope.nodes
         made = [index for index, node in enumerate(nodes) if module.makes_optimizer(node)]
         if not made:
             continue

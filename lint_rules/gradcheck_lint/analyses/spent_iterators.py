@@ -13,7 +13,6 @@ from gradcheck_lint.model.function_class import returns
 from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.syntax import (
     assigned_pairs,
-    bound_names,
     dotted_name,
     keyword,
     last_word,
@@ -64,15 +63,11 @@ def spent_uses(function: FunctionModel) -> list[SpentUse]:
     return found
 
 
-def _nodes(scope: FunctionScope) -> Sequence[cst.CSTNode]:
-    return scope.nodes_and_lambdas[0]
-
-
 def _of_names(function: FunctionModel) -> Iterator[SpentUse]:
     if not function.module.mentions(b"parameters(", b"buffers("):
         return
-    nodes = _nodes(function.scope)
-    for name, sources in sources_of_all(function).items():
+    nodes = function.scope.nodes
+    for name, sources in sources_of(function.scope).items():
         if sources is None or len(sources) != 1 or name in function.scope.parameters:
             continue
         (made,) = sources
@@ -97,26 +92,10 @@ def _of_names(function: FunctionModel) -> Iterator[SpentUse]:
 _NAMED: Final = frozenset({"parameters", "named_parameters", "buffers", "named_buffers"})
 
 
-def sources_of_all(function: FunctionModel) -> dict[str, list[cst.BaseExpression] | None]:
-    """Return what the names of a function are given; at a file's top level, of what it assigns."""
-    if not isinstance(function.scope.node, cst.Module):
-        return sources_of(function.scope)
-    found: dict[str, list[cst.BaseExpression] | None] = {}
-    for node in _nodes(function.scope):
-        if isinstance(node, (cst.For, cst.CompFor, cst.NamedExpr, cst.AugAssign)):
-            found.update(dict.fromkeys(bound_names(node.target)))
-        for target, value in assigned_pairs(node):
-            for name in bound_names(target):
-                known = found.setdefault(name, [])
-                if known is not None:
-                    known.append(value)
-    return found
-
-
 def _aliases(name: str, function: FunctionModel) -> Iterator[str]:
     """Yield a name and the others that only it is assigned to."""
     yield name
-    for other, sources in sources_of_all(function).items():
+    for other, sources in sources_of(function.scope).items():
         if sources is not None and len(sources) == 1 and dotted_name(sources[0]) == name:
             yield from _aliases(other, function)
 
@@ -169,7 +148,7 @@ def _uses(path: str, function: FunctionModel, *, depth: int = 0) -> Iterator[_Us
     """Yield what goes through all that a dotted name holds."""
     if first_of(path) not in function.scope.words:
         return
-    for place, node in enumerate(_nodes(function.scope)):
+    for place, node in enumerate(function.scope.nodes):
         how = _how(node, path, function, depth)
         if how is not None:
             yield _Use(how, node, place)
@@ -219,7 +198,7 @@ def _handed(call: cst.Call, function: FunctionModel) -> Iterator[str]:
         if value is None:
             continue
         name = dotted_name(value)
-        sources = sources_of_all(function).get(name or "") or ()
+        sources = sources_of(function.scope).get(name or "") or ()
         if name is not None:
             yield name
         for node in walk(sources[0] if len(sources) == 1 else value):
@@ -300,7 +279,7 @@ def _is_called_twice(function: FunctionModel) -> bool:
         isinstance(node, cst.Call) and last_word(dotted_name(node.func)) == name
         for other in function.module.scopes.functions
         if name in other.words
-        for node in _nodes(other)
+        for node in other.nodes
     )
     return calls > 1 or repeats(function)
 
@@ -315,7 +294,7 @@ def _kept(
     if key not in memo:
         found: dict[str, list[tuple[FunctionScope, cst.BaseExpression]]] = {}
         for method in owner.methods.values():
-            for node in _nodes(method):
+            for node in method.nodes:
                 for target, value in assigned_pairs(node):
                     root, _, attribute = (dotted_name(target) or "").partition(".")
                     if root == method.first_parameter and attribute:

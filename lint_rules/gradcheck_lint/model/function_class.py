@@ -165,7 +165,7 @@ class AutogradFunction:
         found: set[int] = set()
         bound = assignments(self.backward)
         empty = {name for name, values in bound.items() if all(map(is_none, values))}
-        nodes = body_of(self.backward)
+        nodes = self.backward.nodes
         refused = {
             id(node.test.expression)
             for node in nodes
@@ -228,7 +228,7 @@ def function_with(function: FunctionModel, *methods: str) -> AutogradFunction | 
 
 def saving_calls_in(scope: FunctionScope, name: str) -> Iterator[cst.Call]:
     """Yield the calls of ``<anything>.<name>(...)`` in one function."""
-    for node in body_of(scope):
+    for node in scope.nodes:
         if (
             isinstance(node, cst.Call)
             and isinstance(node.func, cst.Attribute)
@@ -308,14 +308,9 @@ def parameters(scope: FunctionScope) -> list[Input] | None:
     ]
 
 
-def body_of(scope: FunctionScope) -> tuple[cst.CSTNode, ...]:
-    """Return the nodes of a function's body, without functions and classes inside it."""
-    return scope.nodes
-
-
 def returns(scope: FunctionScope) -> list[cst.Return]:
     """Return the return statements of a function itself."""
-    return [node for node in body_of(scope) if type(node) is cst.Return]
+    return [node for node in scope.nodes if type(node) is cst.Return]
 
 
 def elements_of(node: cst.BaseExpression | None) -> list[cst.BaseExpression]:
@@ -343,7 +338,7 @@ def before_star(node: cst.BaseExpression | None) -> Iterator[cst.BaseExpression]
 def assignments(scope: FunctionScope) -> dict[str, list[cst.BaseExpression]]:
     """Return what each plain name of a function is assigned, in source order."""
     found: dict[str, list[cst.BaseExpression]] = {}
-    for node in body_of(scope):
+    for node in scope.nodes:
         if type(node) is cst.Assign:
             for target in node.targets:
                 if type(target.target) is cst.Name:
@@ -382,7 +377,7 @@ def tensor_names(function: AutogradFunction) -> frozenset[str]:
             text = dotted_name(item.node.annotation.annotation) or ""
             if text.rpartition(".")[2] == "Tensor":
                 known.add(item.name)
-    for node in body_of(forward):
+    for node in forward.nodes:
         if isinstance(node, cst.Attribute) and isinstance(node.value, cst.Name):
             if node.attr.value in _TENSOR_WORDS and node.value.value in names:
                 known.add(node.value.value)

@@ -103,6 +103,15 @@ class FunctionModel:
         return self._reading
 
     @property
+    def is_read(self) -> bool:
+        """Return whether the function's body was read."""
+        return self._reading is not None
+
+    def forget(self) -> None:
+        """Read the function again when it is asked for."""
+        self._reading = self._events = None
+
+    @property
     def qualified_name(self) -> str | None:
         """Return the name that reports show: ``Trainer.fit``, None at the top level."""
         return None if isinstance(self.scope.node, cst.Module) else self.scope.name
@@ -252,11 +261,21 @@ class ModuleModel:
         reading = Reading(scope, self, mode, recorder)
         self._readings[id(scope)] = reading
         _bind_parameters(reading, given)
-        StatementReader(reading).read_body(
-            scope.node if isinstance(scope.node, cst.Module) else scope.node.body
-        )
+        StatementReader(reading).read_body(scope.body)
         self._finished.add(id(scope))
+        if scope.parent is None:
+            self._forget_all_but(scope)
         return reading
+
+    def _forget_all_but(self, top: FunctionScope) -> None:
+        """Forget the functions that were read before a top level that calls them was known."""
+        for known in [known for known in self._models.values() if top.encloses(known.scope)]:
+            if known.is_read:
+                known.forget()
+                self._readings.pop(id(known.scope), None)
+                self._finished.discard(id(known.scope))
+                self._attributes.clear()
+                self.memo.clear()
 
     def _given_by_callers(self, scope: FunctionScope, recorder: Recorder) -> Mapping[int, Values]:
         node = scope.node

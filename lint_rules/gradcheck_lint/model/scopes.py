@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -75,20 +74,19 @@ class FunctionScope:
     def nodes(self) -> tuple[cst.CSTNode, ...]:
         """Return the nodes of the body, without functions, classes and lambdas inside it.
 
-        They are looked up once: many rules go through them. A file's top level has none.
+        They are looked up once: many rules go through them.
         """
-        return self._nodes_and_lambdas[0]
+        return self.nodes_and_lambdas[0]
 
     @property
     def small_statements(self) -> Sequence[cst.CSTNode]:
         """Return the assignments, calls and the like of the body, in order, as ``nodes`` has them.
 
-        Expressions are not entered for that; a file's top level has none.
+        Expressions are not entered for that.
         """
         found: list[cst.CSTNode] = []
-        stack: list[cst.CSTNode] = []
-        if not isinstance(self.node, cst.Module):
-            stack.append(self.node.body)
+        stack = child_list(self.body)
+        stack.reverse()
         while stack:
             current = stack.pop()
             kind = type(current)
@@ -102,12 +100,9 @@ class FunctionScope:
 
     @property
     def parts(self) -> frozenset[Part]:
-        """Return which parts the function has; a top level that can't be looked at has all."""
+        """Return which parts the function has."""
         if self._parts is None:
-            nodes, lambdas = self._nodes_and_lambdas
-            inside = (node for known in lambdas for node in walk(known))
-            is_top = isinstance(self.node, cst.Module)
-            self._parts = frozenset(Part if is_top else _parts_of(itertools.chain(nodes, inside)))
+            self._parts = frozenset(_parts_of(self.nodes_with_lambdas))
         return self._parts
 
     @property
@@ -121,23 +116,20 @@ class FunctionScope:
         return self._words
 
     @property
-    def _nodes_and_lambdas(self) -> tuple[tuple[cst.CSTNode, ...], tuple[cst.CSTNode, ...]]:
-        if self._nodes is None:
-            self._nodes = ((), ())
-            if not isinstance(self.node, cst.Module):
-                self._nodes = _nodes_of(self.node.body)
-        return self._nodes
+    def body(self) -> cst.BaseSuite | cst.Module:
+        """Return what holds the statements."""
+        return self.node if isinstance(self.node, cst.Module) else self.node.body
 
     @property
     def nodes_and_lambdas(self) -> tuple[tuple[cst.CSTNode, ...], tuple[cst.CSTNode, ...]]:
-        """Return the nodes of the body as ``nodes``, and the lambdas; of a top level, too."""
-        if isinstance(self.node, cst.Module):
-            return _nodes_of(self.node)
-        return self._nodes_and_lambdas
+        """Return the nodes of the body as ``nodes``, and the lambdas."""
+        if self._nodes is None:
+            self._nodes = _nodes_of(self.body)
+        return self._nodes
 
     @property
     def nodes_with_lambdas(self) -> Iterator[cst.CSTNode]:
-        """Yield the nodes of the body, of a top level too, and those of lambdas inside it."""
+        """Yield the nodes of the body, and those of lambdas inside it."""
         nodes, lambdas = self.nodes_and_lambdas
         yield from nodes
         for known in lambdas:

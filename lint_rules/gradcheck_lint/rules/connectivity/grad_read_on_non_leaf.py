@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
 from gradcheck_lint.model.flow import Backward
 from gradcheck_lint.model.forward import is_named_as_model
-from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.knowledge import MAYBE_ITSELF_METHODS
 from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import (
     boolean,
-    child_list,
     dotted_name,
     is_none,
     keyword,
@@ -30,7 +28,7 @@ from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from gradcheck_lint.model.module import FunctionModel
 
@@ -49,7 +47,7 @@ class GradReadOnNonLeaf(Rule):
             return
         is_top = isinstance(function.scope.node, cst.Module)
         seen: set[str] = set()
-        nodes = list(_nodes(function))
+        nodes = function.scope.nodes
         reads = [
             node for node in nodes if type(node) is cst.Attribute and node.attr.value == "grad"
         ]
@@ -81,24 +79,7 @@ class GradReadOnNonLeaf(Rule):
             )
 
 
-_DEFINITIONS: Final = frozenset({cst.FunctionDef, cst.ClassDef, cst.Lambda})
-
-
-def _nodes(function: FunctionModel) -> Iterator[cst.CSTNode]:
-    """Yield the nodes of a body, at the top level those of no function or class."""
-    scope = function.scope
-    if not isinstance(scope.node, cst.Module):
-        yield from body_of(scope)
-        return
-    waiting: list[cst.CSTNode] = [scope.node]
-    while waiting:
-        node = waiting.pop()
-        if type(node) not in _DEFINITIONS:
-            yield node
-            waiting.extend(reversed(child_list(node)))
-
-
-def _seen_to(nodes: list[cst.CSTNode]) -> Iterator[cst.CSTNode]:
+def _seen_to(nodes: Sequence[cst.CSTNode]) -> Iterator[cst.CSTNode]:
     """Yield what is compared, as in ``if x.grad is not None``, and what is given a value."""
     for node in nodes:
         if type(node) is cst.Comparison:
@@ -139,12 +120,13 @@ def _is_of_part(node: cst.CSTNode | None, function: FunctionModel) -> bool:
 def _held_at_the_end(name: str, function: FunctionModel) -> Values:
     """Return what a name is bound to, of plain statements one after the other the last alone."""
     values = function.bindings.get(name, NOTHING)
-    node = function.scope.node
-    sources = None if isinstance(node, cst.Module) else sources_of(function.scope).get(name)
-    if not sources or len(values) == 1 or isinstance(node, cst.Module):
+    sources = sources_of(function.scope).get(name)
+    if not sources or len(values) == 1:
         return values
     direct = {
-        id(small.value) for small in small_statements(node.body) if isinstance(small, cst.Assign)
+        id(small.value)
+        for small in small_statements(function.scope.body)
+        if isinstance(small, cst.Assign)
     }
     if any(id(source) not in direct for source in sources):
         return values
@@ -219,7 +201,7 @@ def _optimized(function: FunctionModel) -> Iterator[Violation]:
         for name, values in bindings.items()
         if all_are(values, Kind.HISTORY) and _are_of_leaf(values, function)
     }
-    for node in _nodes(function) if computed else ():
+    for node in function.scope.nodes if computed else ():
         if not isinstance(node, cst.Call) or not node.args:
             continue
         handed = node.args[0].value

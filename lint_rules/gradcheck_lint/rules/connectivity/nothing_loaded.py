@@ -27,7 +27,7 @@ class NothingLoaded(Rule):
         """Yield every such call that is a statement of its own."""
         if "load_state_dict" not in function.scope.words:
             return
-        nodes, _ = function.scope.nodes_and_lambdas
+        nodes = function.scope.nodes
         for node in nodes:
             if isinstance(node, cst.Expr) and _passes_over_names(node.value):
                 prefix = ""

@@ -9,7 +9,6 @@ import libcst as cst
 from gradcheck_lint.model.function_class import (
     AutogradFunction,
     autograd_functions,
-    body_of,
     has_decorator,
 )
 from gradcheck_lint.model.syntax import assigned_once, dotted_name, walk
@@ -99,7 +98,7 @@ def _makes(node: cst.BaseExpression, function: AutogradFunction) -> bool:
 def _calls_of_names(scope: FunctionScope, function: AutogradFunction) -> Iterator[cst.Call]:
     """Yield the calls of what can only be an instance."""
     module = function.module
-    for node in scope.nodes_and_lambdas[0]:
+    for node in scope.nodes:
         if type(node) is not cst.Call:
             continue
         root, _, attribute = (dotted_name(node.func) or "").partition(".")
@@ -123,5 +122,5 @@ def _keeps_state(function: AutogradFunction) -> bool:
         isinstance(node, cst.Attribute)
         and isinstance(node.value, cst.Name)
         and node.value.value == forward.first_parameter
-        for node in body_of(forward)
+        for node in forward.nodes
     )

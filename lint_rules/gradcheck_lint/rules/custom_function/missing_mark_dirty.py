@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.flow import InPlace
-from gradcheck_lint.model.function_class import AutogradFunction, body_of, function_with
+from gradcheck_lint.model.function_class import AutogradFunction, function_with
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.custom_function.aliases import name_written
 from gradcheck_suite import catalogue
@@ -65,7 +65,7 @@ def _hands_on_context(function: FunctionModel) -> bool:
     first = function.scope.first_parameter
     return any(
         isinstance(argument.value, cst.Name) and argument.value.value == first
-        for node in body_of(function.scope)
+        for node in function.scope.nodes
         if isinstance(node, cst.Call)
         for argument in node.args
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.analyses.source_text import source_of
-from gradcheck_lint.model.function_class import body_of, function_with
+from gradcheck_lint.model.function_class import function_with
 from gradcheck_lint.model.syntax import dotted_name
 from gradcheck_lint.rules._rule import Fix, NewImport, Replacement, Rule, Violation
 from gradcheck_suite import catalogue
@@ -52,7 +52,7 @@ _EXTENSION = re.compile(r"(?:^|[._])(?:_C|_ext|ext_module|\w+_cuda|\w+_ext|\w+_c
 def _leaves(function: FunctionModel) -> cst.CSTNode | None:
     """Return the first place where a backward leaves autograd, unless it differentiates there."""
     found: cst.CSTNode | None = None
-    for node in body_of(function.scope):
+    for node in function.scope.nodes:
         if isinstance(node, cst.Attribute) and node.attr.value in {"enable_grad", "apply"}:
             return None
         if found is not None:

@@ -10,7 +10,6 @@ from gradcheck_lint.model.function_class import (
     AutogradFunction,
     assignments,
     before_star,
-    body_of,
     function_with,
     names_in,
     returns,
@@ -177,7 +176,7 @@ _STEPS = frozenset(
 def _is_opaque(function: AutogradFunction) -> bool:
     """Tell whether backward does not let autograd record what it computes."""
     assert function.backward is not None
-    for node in body_of(function.backward):
+    for node in function.backward.nodes:
         if isinstance(node, cst.Attribute) and node.attr.value in {
             "data",
             "numpy",

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.flow import Backward, Step
-from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name, walk
 from gradcheck_lint.model.values import NOTHING, Kind, Value, Values, mentioned_by
@@ -17,7 +16,7 @@ from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
+    from collections.abc import Container, Iterator, Sequence
 
     from gradcheck_lint.model.module import FunctionModel
 
@@ -67,7 +66,7 @@ def _uses_of_models(function: FunctionModel) -> dict[str, _Uses]:
 
     Handing the model on counts as another use: what is called may run it.
     """
-    nodes = list(_nodes(function))
+    nodes = function.scope.nodes
     inside: dict[str, set[int]] = {}
     for node in nodes:
         if isinstance(node, cst.With):
@@ -96,7 +95,7 @@ def _uses_of_models(function: FunctionModel) -> dict[str, _Uses]:
     return uses
 
 
-def _calls_bound_to(names: Container[str], nodes: list[cst.CSTNode]) -> dict[str, set[int]]:
+def _calls_bound_to(names: Container[str], nodes: Sequence[cst.CSTNode]) -> dict[str, set[int]]:
     """Return what makes each name anew: of ``model = DDP(model)`` it is the wrapper's."""
     made: dict[str, set[int]] = {}
     for node in nodes:
@@ -113,12 +112,6 @@ def _suffixed(node: cst.CSTNode, suffix: str) -> str | None:
     """Return ``x`` of the call ``x.suffix(...)``."""
     name = dotted_name(node.func) if isinstance(node, cst.Call) else None
     return name.removesuffix(suffix) if name is not None and name.endswith(suffix) else None
-
-
-def _nodes(function: FunctionModel) -> Iterable[cst.CSTNode]:
-    if isinstance(function.scope.node, cst.Module):
-        return walk(function.scope.node)
-    return body_of(function.scope)
 
 
 def _is_distributed(function: FunctionModel, name: str) -> bool:

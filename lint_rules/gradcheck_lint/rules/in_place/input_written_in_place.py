@@ -144,7 +144,7 @@ def _is_used_as_tensor(name: str, nodes: Sequence[cst.CSTNode]) -> bool:
 
 def _target_of(call: cst.Call, function: FunctionModel) -> str | None:
     """Return what the result of a call is assigned to, by itself."""
-    for node in function.scope.nodes_and_lambdas[0]:
+    for node in function.scope.nodes:
         for target, value in assigned_pairs(node):
             if value is call:
                 return place_name(target)

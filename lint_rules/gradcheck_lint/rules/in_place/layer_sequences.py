@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.scopes import names_below
 from gradcheck_lint.model.syntax import (
     boolean,
@@ -16,7 +15,6 @@ from gradcheck_lint.model.syntax import (
     first_word,
     keyword,
     positional,
-    walk,
 )
 
 if TYPE_CHECKING:
@@ -52,10 +50,8 @@ def is_inplace(layer: cst.Call, name: str) -> bool:
 
 def _sequences(function: FunctionModel) -> Iterator[Sequence[cst.BaseExpression | None]]:
     """Yield the layers of each sequence, or of a part of one; None where one isn't spelt out."""
-    is_top = isinstance(function.scope.node, cst.Module)
-    nodes = _top_level(function.scope.node) if is_top else body_of(function.scope)
     grown: set[str] = set()
-    for node in nodes:
+    for node in function.scope.nodes:
         if type(node) is cst.Call and _is_sequential(node, function):
             yield _layers_of(node, function)
             grown.update(dotted_name(each.value) or "" for each in node.args if each.star == "*")
@@ -120,8 +116,7 @@ class _Growth:
         self._function = function
 
     def parts(self) -> Iterator[list[cst.BaseExpression | None]]:
-        node = self._function.scope.node
-        yield from self._parts_of(node if isinstance(node, cst.Module) else node.body)
+        yield from self._parts_of(self._function.scope.body)
 
     def _parts_of(self, block: cst.CSTNode) -> Iterator[list[cst.BaseExpression | None]]:
         """Yield what grows in the statements of a block, one after the other."""
@@ -187,10 +182,3 @@ class _Growth:
         if method == "add_module" and len(handed) > 1:
             return name, [handed[1]], False
         return None, [], False
-
-
-def _top_level(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    assert isinstance(node, cst.Module)
-    for statement in node.body:
-        if not isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
-            yield from walk(statement)

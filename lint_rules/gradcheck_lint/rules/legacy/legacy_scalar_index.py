@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.flow import Backward
-from gradcheck_lint.model.function_class import assignments, body_of
+from gradcheck_lint.model.function_class import assignments
 from gradcheck_lint.model.syntax import dotted_name, integer, keyword, walk
 from gradcheck_lint.rules._rule import Fix, Replacement, Rule, Violation
 from gradcheck_lint.rules.legacy.guards import guarded_by_handler, guarded_by_question
@@ -33,7 +33,7 @@ class LegacyScalarIndex(Rule):
         nodes: list[cst.CSTNode] = (
             list(_top_level(function.scope.node))
             if isinstance(function.scope.node, cst.Module)
-            else list(body_of(function.scope))
+            else list(function.scope.nodes)
         )
         reads = [read for node in nodes if (read := _scalar_read(node)) is not None]
         if not reads:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.flow import Backward, GradMode
-from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.grad_mode import unrecorded_by_with
 from gradcheck_lint.model.knowledge import VARIABLE_CLASSES
 from gradcheck_lint.model.syntax import (
@@ -48,7 +47,7 @@ class LegacyVolatile(Rule):
             return
         trains = any(isinstance(event, Backward) for event in function.events())
         if not isinstance(function.scope.node, cst.Module):
-            nodes = list(body_of(function.scope))
+            nodes = list(function.scope.nodes)
         elif len(function.module.scopes.functions) > 1:
             nodes = list(_top_level(function.scope.node))
         else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.analyses.container_clearing import is_emptied_anywhere
-from gradcheck_lint.model.function_class import assignments, body_of, returns
+from gradcheck_lint.model.function_class import assignments, returns
 from gradcheck_lint.model.knowledge import SAME_GRAPH_METHODS
 from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.syntax import dotted_name, keyword, last_word, positional, walk
@@ -38,7 +38,7 @@ class HookKeepsGraph(Rule):
             return
         given = _given(function, is_partial=name in _hooks(function, partial=True))
         bound = sources_of(function.scope)
-        for node in body_of(function.scope):
+        for node in function.scope.nodes:
             target, kept = _kept(node)
             stored = _with_graph(kept, bound)
             if target is None or stored is None or stored not in given:
@@ -55,7 +55,7 @@ def _in_lambdas(function: FunctionModel) -> Iterator[Violation]:
     if function.module.mentions(b".clear()"):
         return
     local = assignments(function.scope)
-    for node in body_of(function.scope):
+    for node in function.scope.nodes:
         if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
             continue
         handed = positional(node)
@@ -248,5 +248,5 @@ def _goes_with_the_hook(function: FunctionModel, target: cst.BaseExpression) -> 
         # Whose list it is, and for how long, whoever asks for the hook knows.
         return function.module.mentions(b".remove()")
     return target.value in assignments(around) and any(
-        isinstance(node, cst.Attribute) and node.attr.value == "remove" for node in body_of(around)
+        isinstance(node, cst.Attribute) and node.attr.value == "remove" for node in around.nodes
     )

@@ -9,7 +9,6 @@ import libcst as cst
 from gradcheck_lint.model.function_class import (
     AutogradFunction,
     assignments,
-    body_of,
     elements_of,
     function_with,
     parameters,
@@ -57,7 +56,7 @@ def _bound_on(
     scope: FunctionScope, context: str | None
 ) -> Iterator[tuple[cst.Attribute, cst.BaseExpression]]:
     """Yield each attribute of the context that a statement binds, also several at once."""
-    for node in body_of(scope):
+    for node in scope.nodes:
         for target, value in _pairs(node):
             if (
                 isinstance(target, cst.Attribute)
@@ -107,7 +106,7 @@ def _what(name: str, function: AutogradFunction, model: FunctionModel) -> str | 
 def _is_multiplied(name: str, function: AutogradFunction, model: FunctionModel) -> bool:
     """Return whether forward multiplies an input by it as a matrix: ``x @ weight.T``."""
     inputs = {item.name for item in function.inputs or []}
-    for node in body_of(model.scope):
+    for node in model.scope.nodes:
         if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.MatrixMultiply):
             sides = {
                 (dotted_name(side) or "").removesuffix(".T") for side in (node.left, node.right)
@@ -139,7 +138,7 @@ def _is_other_there(function: FunctionModel, place: cst.CSTNode, name: str) -> b
 
     ``if isinstance(offset, int): ctx.offset = offset``, or in the ``else`` of ``Tensor``.
     """
-    for node in body_of(function.scope):
+    for node in function.scope.nodes:
         if not isinstance(node, cst.If):
             continue
         is_tensor = _asks_for_tensor(node.test, name)

@@ -55,7 +55,7 @@ class NoEffect(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield methods that are not called, results that are dropped, attributes of no use."""
-        for node in function.scope.nodes_and_lambdas[0]:
+        for node in function.scope.nodes:
             if isinstance(node, cst.Expr):
                 if isinstance(node.value, cst.Attribute):
                     yield from _not_called(node.value, function)
@@ -190,5 +190,5 @@ def _is_parameter(node: cst.BaseExpression, function: FunctionModel) -> bool:
         isinstance(each, cst.For)
         and path in bound_names(each.target)
         and "parameters(" in function.module.code(each.iter)
-        for each in function.scope.nodes_and_lambdas[0]
+        for each in function.scope.nodes
     )

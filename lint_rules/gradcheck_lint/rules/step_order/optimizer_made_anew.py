@@ -34,7 +34,7 @@ class OptimizerMadeAnew(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield optimizers that are made in the loop, or repeated function, of their only step."""
         told = set()
-        nodes, _ = function.scope.nodes_and_lambdas
+        nodes = function.scope.nodes
         own = {id(node) for node in nodes if isinstance(node, cst.Call)}
         for event in function.events():
             if not isinstance(event, Step) or len(event.values) != 1:

@@ -29,7 +29,7 @@ class ScheduleNotRestored(Rule):
         module = function.module
         if "load_state_dict" not in function.scope.words:
             return
-        loads = [node for node in function.scope.nodes_and_lambdas[0] if _is_call(node, "load")]
+        loads = [node for node in function.scope.nodes if _is_call(node, "load")]
         restored = next((node for node in loads if _OPTIMIZER.search(_said(node, module))), None)
         if restored is None:
             return
@@ -111,7 +111,7 @@ def _is_restored(module: ModuleModel) -> bool:
     """Return whether a scheduler is given its state, or wound forward, or anything might be."""
     stepped = _stepped(module)
     for function in module.functions():
-        nodes = function.scope.nodes_and_lambdas[0]
+        nodes = function.scope.nodes
         loops = [node for node in nodes if isinstance(node, cst.For)]
         targets = {name for loop in loops for name in bound_names(loop.target)}
         for node in nodes:

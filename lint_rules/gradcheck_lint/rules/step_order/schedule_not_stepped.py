@@ -35,7 +35,7 @@ class ScheduleNotStepped(Rule):
             return
         if function.scope.name.startswith("test"):
             return  # What is tested may be how it begins.
-        for node in function.scope.nodes_and_lambdas[0]:
+        for node in function.scope.nodes:
             if type(node) not in ASSIGNING:
                 continue
             target, value = assigned_once(node)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.flow import GradMode
-from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.syntax import (
     ASSIGNING,
     assigned_once,
@@ -50,7 +49,7 @@ class CheckpointCutsGraph(Rule):
         if isinstance(arguments, cst.Module):
             return
         given = [parameter.name.value for parameter in arguments.params.params[1:]]
-        for node in body_of(function.scope):
+        for node in function.scope.nodes:
             if not isinstance(node, cst.Call):
                 continue
             handed = _handed(node, scopes)
@@ -82,7 +81,7 @@ def _of_frozen_embeddings(function: FunctionModel) -> Iterator[Violation]:
     """Yield the checkpoints whose only input is what a frozen embedding returns."""
     if not function.module.mentions(b"checkpoint"):
         return
-    for node in body_of(function.scope):
+    for node in function.scope.nodes:
         handed = _handed(node, function.module.scopes) if isinstance(node, cst.Call) else None
         if handed is None or not isinstance(node, cst.Call):
             continue
@@ -126,7 +125,7 @@ def _is_layer(attribute: str, owner: ClassScope, function: FunctionModel) -> boo
         return all_are(module.class_attribute(owner.node.name.value, attribute), Kind.MODULE)
     called = (
         (dotted_name(node.func) or "").removeprefix(f"{method.first_parameter}.")
-        for node in body_of(method)
+        for node in method.nodes
         if isinstance(node, cst.Call)
     )
     return any(
@@ -167,7 +166,7 @@ def _is_used_by_others(owner: ClassScope, function: FunctionModel) -> bool:
         if other is not owner and any(
             isinstance(node, cst.Name) and node.value == name
             for method in other.methods.values()
-            for node in body_of(method)
+            for node in method.nodes
         ):
             return True
     return False

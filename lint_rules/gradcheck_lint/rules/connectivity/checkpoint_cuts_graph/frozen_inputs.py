@@ -87,7 +87,7 @@ _HELPERS: Final = frozenset({"enable_input_require_grads", "make_inputs_require_
 def _asks(module: ModuleModel, embeddings: set[str]) -> bool:
     """Return whether something makes the input require a gradient, or thaws the embedding."""
     for function in module.functions():
-        for node in function.scope.nodes_and_lambdas[0]:
+        for node in function.scope.nodes:
             name = ""
             if isinstance(node, cst.Call):
                 name = last_word(dotted_name(node.func)) or _method(node)
@@ -127,7 +127,7 @@ def _set(node: cst.CSTNode, *, wanted: bool) -> str | None:
 def _loop_names(function: FunctionModel) -> set[str]:
     return {
         each.value
-        for node in function.scope.nodes_and_lambdas[0]
+        for node in function.scope.nodes
         if isinstance(node, cst.For)
         for each in walk(node.target)
         if isinstance(each, cst.Name)
@@ -137,7 +137,7 @@ def _loop_names(function: FunctionModel) -> set[str]:
 def _freezes(module: ModuleModel, embeddings: set[str]) -> Iterator[cst.CSTNode]:
     """Yield what freezes all of a model, or an embedding."""
     for function in module.functions():
-        nodes = function.scope.nodes_and_lambdas[0]
+        nodes = function.scope.nodes
         for node in nodes:
             frozen = _set(node, wanted=False)
             if frozen is None:

@@ -52,7 +52,7 @@ _WORDS: Final = frozenset({"grad", "register_hook"})
 
 def _masks(function: FunctionModel) -> Iterator[cst.CSTNode]:
     """Yield what sets a part of a gradient to zero."""
-    for node in function.scope.nodes_and_lambdas[0]:
+    for node in function.scope.nodes:
         if isinstance(node, cst.Assign):
             is_mask = any(_masks_target(each.target, node.value, function) for each in node.targets)
         elif isinstance(node, cst.AugAssign):
@@ -210,7 +210,7 @@ def _nearest_optimizers(function: FunctionModel) -> list[tuple[FunctionModel, cs
     made = [
         (maker, node)
         for maker in module.functions()
-        for node in maker.scope.nodes_and_lambdas[0]
+        for node in maker.scope.nodes
         if isinstance(node, cst.Call) and module.makes_optimizer(node)
     ]
     own = [each for each in made if each[0].scope is scope]

@@ -9,7 +9,6 @@ import libcst as cst
 
 from gradcheck_lint.model.attributes import assigns_attribute
 from gradcheck_lint.model.flow import Call, Event, Freeze, Jump, Step
-from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.paths import values_of_parameters
 from gradcheck_lint.model.syntax import (
     boolean,
@@ -58,7 +57,7 @@ class FrozenParameter(Rule):
             )
         if "startswith" not in function.scope.words:
             return
-        for node in body_of(function.scope):
+        for node in function.scope.nodes:
             if type(node) is not cst.If:
                 continue
             for inner in walk(node.test):

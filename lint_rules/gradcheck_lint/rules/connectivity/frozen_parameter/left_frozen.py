@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import libcst as cst
 
 from gradcheck_lint.analyses.layers import called_function
-from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.syntax import (
     assigned_once,
     boolean,
@@ -76,7 +75,7 @@ def _around(function: FunctionModel) -> list[FunctionModel]:
 
 def _toggles(function: FunctionModel) -> Iterator[_Toggle]:
     own = {parameter for parameter in function.scope.parameters if parameter != "self"}
-    for node in body_of(function.scope):
+    for node in function.scope.nodes:
         if isinstance(node, cst.For):
             yield from _by_loop(node, function)
         if not isinstance(node, cst.Call):
@@ -121,7 +120,7 @@ def _sets_from_parameter(scope: FunctionScope) -> bool:
     """Tell whether a function sets ``requires_grad`` to one of its parameters."""
     if scope.words.isdisjoint(_FLAGS):
         return False
-    for node in body_of(scope):
+    for node in scope.nodes:
         target, value = assigned_once(node)
         if isinstance(target, cst.Attribute) and target.attr.value == "requires_grad":
             return dotted_name(value) in scope.parameters
@@ -162,7 +161,7 @@ def _assigned(function: FunctionModel, name: str) -> Sequence[cst.BaseExpression
     return [
         value
         for known in _around(function)
-        for node in body_of(known.scope)
+        for node in known.scope.nodes
         for target, value in [assigned_once(node)]
         if value is not None and dotted_name(target) == name
     ]
@@ -171,7 +170,7 @@ def _assigned(function: FunctionModel, name: str) -> Sequence[cst.BaseExpression
 def _is_optimized(function: FunctionModel, network: str) -> bool:
     """Tell whether an optimizer is made of a network, or of a list that has it."""
     for known in _around(function):
-        for node in body_of(known.scope):
+        for node in known.scope.nodes:
             if function.module.makes_optimizer(node):
                 named = {dotted_name(inner) for inner in walk(node)}
                 lists = (_networks(value, function) for value in _lists_in(node, function))

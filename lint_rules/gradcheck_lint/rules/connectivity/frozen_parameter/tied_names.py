@@ -113,7 +113,7 @@ def _is_untied(part: str, tie: cst.CSTNode, module: ModuleModel) -> bool:
     return any(
         (dotted_name(target) or "").endswith(f".{part}.weight")
         for function in module.functions()
-        for node in function.scope.nodes_and_lambdas[0]
+        for node in function.scope.nodes
         if node is not tie
         for target, _ in assigned_pairs(node)
     )

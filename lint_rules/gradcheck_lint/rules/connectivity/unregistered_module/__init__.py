@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.syntax import ASSIGNING, assigned_pairs, dotted_name
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.connectivity.unregistered_module.container_kinds import (
@@ -41,7 +40,7 @@ class UnregisteredModule(Rule):
         if not scopes.derives_from(owner, "torch.nn."):
             return
         first = function.scope.first_parameter
-        for node in body_of(function.scope):
+        for node in function.scope.nodes:
             if type(node) not in ASSIGNING:
                 continue
             for target, value in assigned_pairs(node):
@@ -96,7 +95,7 @@ def _constructs(function: FunctionModel) -> bool:
     if maker is None or name not in maker.words:
         return False
     path = f"{maker.first_parameter}.{name}"
-    return any(type(node) is cst.Call and dotted_name(node.func) == path for node in body_of(maker))
+    return any(type(node) is cst.Call and dotted_name(node.func) == path for node in maker.nodes)
 
 
 def _severity(kinds: set[str | None]) -> Severity | None:

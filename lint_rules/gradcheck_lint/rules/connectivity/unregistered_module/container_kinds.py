@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.analyses.layers import contents, kind_by_name, kind_of
-from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.syntax import dotted_name, last_word
 from gradcheck_lint.rules.connectivity.unregistered_module.copied_layers import (
@@ -64,7 +63,7 @@ def _innermost(element: cst.BaseExpression, function: FunctionModel) -> list[cst
     sources = sources_of(function.scope).get(element.value) or []
     named = [
         node
-        for node in body_of(function.scope)
+        for node in function.scope.nodes
         if type(node) is cst.Name and node.value == element.value
     ]
     is_used_once = len(sources) == 1 and len(named) == 2  # noqa: PLR2004 - given and used

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.analyses.layers import contents
-from gradcheck_lint.model.function_class import assignments, body_of
+from gradcheck_lint.model.function_class import assignments
 from gradcheck_lint.model.syntax import (
     ASSIGNING,
     assigned_once,
@@ -38,7 +38,7 @@ def appended(
     path = dotted_name(target)
     assigned: dict[str, list[cst.BaseExpression]] = {}
     put_in: list[cst.BaseExpression] = []
-    for other in body_of(function.scope):
+    for other in function.scope.nodes:
         if isinstance(other, cst.Assign) and _is_item_of(other.targets[0].target, path):
             put_in.append(other.value)
         elif isinstance(other, cst.Assign) and isinstance(other.targets[0].target, cst.Name):
@@ -55,7 +55,7 @@ def appended(
                 return []
     registered = {
         dotted_name(other.value)
-        for other in body_of(function.scope)
+        for other in function.scope.nodes
         if isinstance(other, cst.Assign) and isinstance(other.targets[0].target, cst.Attribute)
     }
     found: list[cst.BaseExpression] = []
@@ -90,7 +90,7 @@ def _are_exclusive(one: cst.CSTNode, other: cst.CSTNode, function: FunctionModel
     """Tell whether two statements stand in different arms of an ``if``."""
     return any(
         any(node is one for node in walk(arms[0])) and any(node is other for node in walk(arms[1]))
-        for branch in body_of(function.scope)
+        for branch in function.scope.nodes
         if isinstance(branch, cst.If) and branch.orelse is not None
         for arms in ((branch.body, branch.orelse), (branch.orelse, branch.body))
     )
@@ -115,7 +115,7 @@ def _added(node: cst.Call | cst.AugAssign, path: str | None) -> list[cst.BaseExp
 
 def filled(known: cst.Name, function: FunctionModel) -> list[cst.BaseExpression]:
     """Return what fills a list of the function that is used here and nowhere else."""
-    name, nodes = known.value, body_of(function.scope)
+    name, nodes = known.value, function.scope.nodes
     if any(name in nested.words for nested in function.scope.nested.values()):
         return []
     uses = {id(known), *(id(node.attr) for node in nodes if type(node) is cst.Attribute)}

@@ -74,7 +74,7 @@ def _is_used(given: cst.BaseExpression, caller: FunctionModel) -> bool:
     """Return whether a name is read in the caller at other places than in one call."""
     names = [
         node
-        for node in caller.scope.nodes_and_lambdas[0]
+        for node in caller.scope.nodes
         if isinstance(node, cst.Name) and isinstance(given, cst.Name) and node.value == given.value
     ]
     return len(names) > 2  # noqa: PLR2004 - bound and handed over

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.knowledge import HARMLESS_BUILTINS
 from gradcheck_lint.model.syntax import bound_names, dotted_name, walk
 
@@ -25,7 +24,7 @@ def is_run(attribute: str, owner: ClassScope) -> bool:
         if attribute not in method.words:
             continue
         first = method.first_parameter
-        for node in body_of(method):
+        for node in method.nodes:
             kind = type(node)
             if kind is not cst.For and kind is not cst.Call:
                 continue
@@ -59,7 +58,7 @@ def is_registered(  # noqa: PLR0911 - one answer for each way to register
     elements = _elements_of(function.scope.nodes, attribute)
     lineage = function.module.scopes.lineage(owner)
     for method in (method for known in lineage for method in known.methods.values()):
-        for node in body_of(method):
+        for node in method.nodes:
             if isinstance(node, cst.Call):
                 name = dotted_name(node.func) or ""
                 if method is function.scope and _hands_on(node, elements):

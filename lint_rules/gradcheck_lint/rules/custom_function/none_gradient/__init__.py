@@ -8,7 +8,6 @@ import libcst as cst
 
 from gradcheck_lint.model.function_class import (
     AutogradFunction,
-    body_of,
     elements_of,
     function_with,
     names_in,
@@ -160,7 +159,7 @@ def _refused(function: FunctionModel, known: AutogradFunction) -> Iterator[Viola
     for scope in function.module.scopes.functions if refused else ():
         if scope.owner is None:
             continue
-        for node in body_of(scope):
+        for node in scope.nodes:
             if not isinstance(node, cst.Call) or dotted_name(node.func) not in names:
                 continue
             handed = positional(node)

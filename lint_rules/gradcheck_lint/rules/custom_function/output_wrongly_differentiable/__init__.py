@@ -9,7 +9,6 @@ import libcst as cst
 from gradcheck_lint.model.function_class import (
     AutogradFunction,
     assignments,
-    body_of,
     displayed,
     function_with,
     returns,
@@ -79,7 +78,7 @@ def _made_by(
 def _names_used(function: AutogradFunction) -> frozenset[str]:
     assert function.backward is not None
     found: set[str] = set()
-    for node in body_of(function.backward):
+    for node in function.backward.nodes:
         if isinstance(node, cst.Name):
             found.add(node.value)
     return frozenset(found)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.syntax import (
     dotted_name,
     is_literal,
@@ -66,7 +65,7 @@ def is_filled_mask(name: str, source: cst.BaseExpression, scope: FunctionScope) 
 
 def _writes(name: str, scope: FunctionScope) -> Iterator[bool]:
     """Yield for each write to a name whether it puts a constant there."""
-    for node in body_of(scope):
+    for node in scope.nodes:
         if isinstance(node, cst.AugAssign) and _base_name(node.target) == name:
             yield False
         elif isinstance(node, cst.Assign):

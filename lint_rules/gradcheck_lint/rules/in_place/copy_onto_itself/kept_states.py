@@ -26,7 +26,7 @@ from gradcheck_lint.rules._rule import Violation
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from gradcheck_lint.model.module import FunctionModel, ModuleModel
 
@@ -49,7 +49,7 @@ def kept_states(function: FunctionModel) -> Iterator[Violation]:
     module, scope = function.module, function.scope
     if _KEEPING.isdisjoint(scope.words):
         return
-    nodes = _nodes(function)
+    nodes = function.scope.nodes
     for index, node in enumerate(nodes):
         for filled, owner, value in _filled(node):
             load = _loaded_later(function, index, filled, owner)
@@ -122,10 +122,6 @@ def _is_moved(value: cst.CSTNode) -> bool:
 
 _MOVES_TO_CPU: Final = frozenset({"cpu", "to"})
 _SAME_MEMORY: Final = _MOVES_TO_CPU | {"detach", "data", "numpy", "contiguous", "float", "view_as"}
-
-
-def _nodes(function: FunctionModel) -> Sequence[cst.CSTNode]:
-    return function.scope.nodes_and_lambdas[0]
 
 
 def _states_in(value: cst.BaseExpression, module: ModuleModel) -> Iterator[tuple[str, str | None]]:
@@ -216,7 +212,7 @@ def _loads(module: ModuleModel) -> list[_Load]:
         module.memo["loads of states"] = [
             _Load(function.scope, index, node, owner, state)
             for function in module.functions()
-            for index, node in enumerate(_nodes(function))
+            for index, node in enumerate(function.scope.nodes)
             if isinstance(node, cst.Call)
             and isinstance(node.func, cst.Attribute)
             and node.func.attr.value == "load_state_dict"
@@ -228,7 +224,7 @@ def _loads(module: ModuleModel) -> list[_Load]:
         module.memo["loads of states"] += [
             _Load(function.scope, index, node, owner, state)
             for function in module.functions()
-            for index, node in enumerate(_nodes(function))
+            for index, node in enumerate(function.scope.nodes)
             if isinstance(node, cst.For)
             for owner, state in _copied_back(node)
         ]
@@ -279,14 +275,14 @@ def _loaded_later(function: FunctionModel, index: int, kept: str, owner: str) ->
 
 def _trains_between(function: FunctionModel, index: int, load: _Load) -> bool:
     """Return whether the model that is kept at ``index`` is trained on, and not made anew."""
-    nodes, kept = _nodes(function), _nodes(function)[index]
+    nodes, kept = function.scope.nodes, function.scope.nodes[index]
     loops = [known for known in nodes if isinstance(known, (cst.For, cst.While))]
     around = [{id(inner) for inner in walk(loop)} for loop in loops]
     carried = [inside for inside in around if id(kept) in inside]
     leads = next((inside for inside in carried if id(load.node) not in inside), None)
     common = next((inside for inside in reversed(carried) if id(load.node) in inside), None)
     if index < load.index:
-        between = nodes[index : load.index]
+        between = [*nodes[index : load.index]]
         if leads is not None:
             between = [*between, *(known for known in nodes if id(known) in leads)]
     elif common is not None:
@@ -342,7 +338,7 @@ def _is_made_once(module: ModuleModel, owner: str) -> bool:
     if "." not in owner:
         return True
     made = sum(
-        _makes_anew(node, owner) for function in module.functions() for node in _nodes(function)
+        _makes_anew(node, owner) for function in module.functions() for node in function.scope.nodes
     )
     return made <= 1
 
@@ -351,7 +347,7 @@ def _is_changed(module: ModuleModel, function: FunctionModel, kept: str) -> bool
     """Return whether entries of what is kept are set, or it is given a copy of itself."""
     is_own = "." in kept
     for other in module.functions() if is_own else [function]:
-        for node in _nodes(other):
+        for node in other.scope.nodes:
             if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
                 is_change = node.func.attr.value in {"update", "pop", "setdefault"}
                 if is_change and place_name(node.func.value) == kept:

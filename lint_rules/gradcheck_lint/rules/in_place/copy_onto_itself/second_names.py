@@ -55,7 +55,7 @@ def _made(function: FunctionModel) -> dict[str, _Made]:
     made: dict[str, _Made] = {
         name: _Made(function.scope.node, "") for name in function.scope.parameters
     }
-    for node in function.scope.nodes_and_lambdas[0]:
+    for node in function.scope.nodes:
         for target, value in assigned_pairs(node):
             name = dotted_name(target)
             if name is not None:
@@ -100,7 +100,7 @@ def _followers(module: ModuleModel) -> set[frozenset[str]]:
         module.memo["followers"] = {
             frozenset({last_word(one), last_word(other)})
             for function in module.functions()
-            for node in function.scope.nodes_and_lambdas[0]
+            for node in function.scope.nodes
             if isinstance(node, cst.Call)
             for one, other in _copied(node)
             if last_word(one) != last_word(other)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.analyses.repeated_calls import repeats
-from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.knowledge import HARMLESS_BUILTINS, PARAMETER_CLASSES
 from gradcheck_lint.model.syntax import (
     ASSIGNING,
@@ -156,7 +155,7 @@ def _updated_on_self(function: FunctionModel) -> Iterator[Violation]:
     if maker is None or maker is scope or first != maker.first_parameter:
         return
     in_loops = {id(inner) for loop in function.loops() for inner in walk(loop.node)}
-    for node in body_of(scope):
+    for node in scope.nodes:
         if type(node) not in ASSIGNING:
             continue
         target, value = assigned_once(node)
@@ -192,7 +191,7 @@ def _is_set_elsewhere(path: str, function: FunctionModel) -> bool:
         for method in owner.methods.values():
             if method is scope or method.name.endswith("__init__") or attribute not in method.words:
                 continue
-            for node in body_of(method):
+            for node in method.nodes:
                 if isinstance(node, cst.AssignTarget) and attribute in (
                     dotted_name(node.target) or ""
                 ):
@@ -232,7 +231,7 @@ def _becomes_leaf(value: Value, name: str, function: FunctionModel) -> bool:
     """Tell whether a tensor is made a leaf by a statement: ``w.requires_grad_()``."""
     if value.kind not in {Kind.PLAIN, Kind.UNKNOWN}:
         return False
-    for node in function.scope.nodes_and_lambdas[0]:
+    for node in function.scope.nodes:
         if isinstance(node, cst.Expr) and isinstance(node.value, cst.Call):
             called = node.value
             wanted = [argument.value for argument in called.args]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.flow import Call
-from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.syntax import dotted_name
 from gradcheck_lint.model.values import spent_by
 
@@ -42,7 +41,7 @@ def _differentiates(called: FunctionModel, path: str) -> cst.CSTNode | None:
     """Return the last statement of a method about an attribute that it binds, if a backward()."""
     last: cst.CSTNode | None = None
     is_bound = False
-    for node in body_of(called.scope):
+    for node in called.scope.nodes:
         if isinstance(node, cst.AssignTarget) and dotted_name(node.target) == path:
             is_bound, last = True, None
         elif (

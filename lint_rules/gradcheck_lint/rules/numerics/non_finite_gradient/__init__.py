@@ -10,7 +10,7 @@ import libcst as cst
 
 from gradcheck_lint.analyses.source_text import source_of
 from gradcheck_lint.model.flow import GradMode
-from gradcheck_lint.model.function_class import assignments, body_of
+from gradcheck_lint.model.function_class import assignments
 from gradcheck_lint.model.syntax import dotted_name, is_literal, positional, walk
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.numerics.non_finite_gradient.edge_tests import comparison_of, number
@@ -35,7 +35,7 @@ class NonFiniteGradient(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every where() that computes on the branch whose edge it excludes."""
-        if function.mode is GradMode.DISABLED or isinstance(function.scope.node, cst.Module):
+        if function.mode is GradMode.DISABLED:
             return
         if _handles_data(function):
             return
@@ -43,7 +43,7 @@ class NonFiniteGradient(Rule):
             yield from _roots(function)
         scopes = function.module.scopes
         bound = assignments(function.scope)
-        for node in body_of(function.scope):
+        for node in function.scope.nodes:
             if type(node) is not cst.Call:
                 continue
             if scopes.resolve_import(dotted_name(node.func) or "") != "torch.where":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from gradcheck_lint.model.function_class import assignments, body_of
+from gradcheck_lint.model.function_class import assignments
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name, integer, is_none, positional, walk
 
@@ -26,7 +26,7 @@ def roots_of_own_distances(function: FunctionModel) -> Iterator[tuple[cst.CSTNod
     Each point is compared with itself as well: the sum is zero there.
     """
     bound = assignments(function.scope)
-    for node in body_of(function.scope):
+    for node in function.scope.nodes:
         if type(node) is not cst.Call and type(node) is not cst.BinaryOperation:
             continue
         squares = _summed(_resolved(_under_root(node), bound))
@@ -39,7 +39,7 @@ def roots_of_own_distances(function: FunctionModel) -> Iterator[tuple[cst.CSTNod
 def roots_of_squares(function: FunctionModel) -> Iterator[cst.CSTNode]:
     """Yield the roots of variances and of sums of squares that nothing keeps away from zero."""
     bound = assignments(function.scope)
-    for node in body_of(function.scope):
+    for node in function.scope.nodes:
         if type(node) is not cst.Call and type(node) is not cst.BinaryOperation:
             continue
         under = _resolved(_under_root(node), bound)

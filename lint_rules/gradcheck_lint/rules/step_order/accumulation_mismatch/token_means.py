@@ -124,7 +124,7 @@ def _mean_in(node: cst.CSTNode, function: FunctionModel, depth: int) -> cst.CSTN
 
 def _given(name: str, function: FunctionModel) -> Iterator[cst.BaseExpression]:
     """Yield what a name is given, also as one of several: ``out, loss = model(x)``."""
-    for node in function.scope.nodes_and_lambdas[0]:
+    for node in function.scope.nodes:
         for target, value in assigned_pairs(node):
             if name in bound_names(target):
                 yield value
@@ -200,7 +200,7 @@ def _criteria(function: FunctionModel) -> frozenset[str]:
         memo["losses that ignore labels"] = frozenset(
             last_word(dotted_name(target))
             for other in function.module.functions()
-            for node in other.scope.nodes_and_lambdas[0]
+            for node in other.scope.nodes
             for target, value in assigned_pairs(node)
             if isinstance(value, cst.Call) and _averages_valid(value)
         ) - {""}

@@ -8,7 +8,6 @@ import libcst as cst
 
 from gradcheck_lint.analyses.object_uses import argument_for
 from gradcheck_lint.model.flow import Backward, Step, ZeroGrad
-from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.syntax import assigned_once, assigned_pairs, dotted_name, positional
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.step_order.parameter_in_two_optimizers.own_optimizers import set_apart
@@ -140,7 +139,7 @@ def _held_by(model: str, function: FunctionModel) -> frozenset[str]:
 def _given(call: cst.Call, owner: ClassScope) -> Iterator[str]:
     """Yield what ``self.encoder = critic.encoder`` is to who makes the object."""
     maker = owner.methods.get("__init__")
-    for node in () if maker is None else body_of(maker):
+    for node in () if maker is None else maker.nodes:
         target, value = assigned_once(node)
         source, path = dotted_name(value), dotted_name(target)
         if source is None or path is None or not path.startswith(f"{maker.first_parameter}."):  # type: ignore[union-attr]

@@ -128,7 +128,7 @@ def _count_made(owner: ClassScope, module: ModuleModel) -> int:
     return sum(
         isinstance(node, cst.Call) and dotted_name(node.func) == name
         for scope in module.scopes.functions
-        for node in scope.nodes_and_lambdas[0]
+        for node in scope.nodes
     )
 
 

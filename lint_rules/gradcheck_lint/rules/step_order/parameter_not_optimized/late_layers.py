@@ -9,7 +9,6 @@ import libcst as cst
 from gradcheck_lint.analyses.layers import has_weights
 from gradcheck_lint.model.attributes import assigns_attribute
 from gradcheck_lint.model.flow import Attach
-from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.syntax import dotted_name, last_word, positional
 from gradcheck_lint.rules._rule import Violation
 from gradcheck_suite.severity import Severity
@@ -70,7 +69,7 @@ def _may_come_before(function: FunctionModel, maker: FunctionScope, made: cst.CS
     own = function.scope.name.rpartition(".")[2]
     if own not in maker.words:
         return False
-    nodes = list(body_of(maker))
+    nodes = list(maker.nodes)
     place = next(index for index, node in enumerate(nodes) if node is made)
     uses = [
         index
@@ -94,7 +93,7 @@ def _optimizer_of(
     """Return where a constructor makes the one optimizer that it keeps, its path, and its model."""
     found = [
         (node, dotted_name(node.targets[0].target) or "")
-        for node in body_of(maker)
+        for node in maker.nodes
         if type(node) is cst.Assign and function.module.makes_optimizer(node.value)
     ]
     if len(found) != 1:
@@ -128,7 +127,7 @@ def _is_seen_to(function: FunctionModel, word: str) -> bool:
     for scope in function.module.scopes.functions:
         if word not in scope.words:
             continue
-        for node in body_of(scope):
+        for node in scope.nodes:
             if type(node) is cst.Attribute and node.attr.value in _SEES_TO:
                 if word in (dotted_name(node.value) or "").split("."):
                     return True

@@ -10,7 +10,7 @@ import libcst as cst
 from gradcheck_lint.analyses.layers import kind_of
 from gradcheck_lint.analyses.object_uses import uses_of
 from gradcheck_lint.model.flow import Backward, Call, Forward, GradMode, Proof, Return, Step
-from gradcheck_lint.model.function_class import body_of, names_in
+from gradcheck_lint.model.function_class import names_in
 from gradcheck_lint.model.knowledge import SAME_MODULE_METHODS
 from gradcheck_lint.model.nearness import BACKWARD, STEPS
 from gradcheck_lint.model.syntax import (
@@ -288,7 +288,7 @@ def _attribute_of(
     path = f"{maker.first_parameter}.{attribute}"
     found = [
         node.value
-        for node in body_of(maker)
+        for node in maker.nodes
         if isinstance(node, cst.Assign) and dotted_name(node.targets[0].target) == path
     ]
     inside = function.module.function(maker)

@@ -9,7 +9,6 @@ import libcst as cst
 
 from gradcheck_lint.analyses.made_in_forward import renewed_parameters
 from gradcheck_lint.model.flow import Step
-from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, last_word, walk
 from gradcheck_lint.model.values import Kind, Origin, all_are, held_by, sites
 from gradcheck_lint.rules._rule import Rule, Violation
@@ -44,7 +43,7 @@ class StaleParameter(Rule):
                 "give it new contents: `parameter.data.copy_(value)` under `torch.no_grad()`",
                 ((renewed.first, "made here at first"), (renewed.optimizer, "an optimizer")),
             )
-        nodes = list(_nodes(function.scope))
+        nodes = function.scope.nodes
         is_replaced = {"step", "backward"} <= function.scope.words and new_models(function, nodes)
         if not is_replaced and "assign" not in function.scope.words:
             return
@@ -86,16 +85,6 @@ def _replaced(found: Replaced) -> Violation:
     )
 
 
-def _nodes(scope: FunctionScope) -> Iterator[cst.CSTNode]:
-    """Yield the nodes of a body, at the top level those outside of functions and classes."""
-    if not isinstance(scope.node, cst.Module):
-        yield from body_of(scope)
-        return
-    for statement in scope.node.body:
-        if not isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
-            yield from walk(statement)
-
-
 def _stepped(
     function: FunctionModel, load: cst.Call, model: str, order: dict[int, int]
 ) -> tuple[cst.CSTNode, str] | None:
@@ -121,7 +110,7 @@ def _kept_by_object(
     own = scope.name.rpartition(".")[2]
     if maker is None or (maker is not scope and own in maker.words):
         return None
-    for node in body_of(maker):
+    for node in maker.nodes:
         if not isinstance(node, cst.Assign) or not function.module.makes_optimizer(node.value):
             continue
         path = dotted_name(node.targets[0].target) or ""
@@ -133,7 +122,7 @@ def _kept_by_object(
             is_before = order[id(node)] < order[id(load)]
         else:
             is_before = not any(
-                function.module.makes_optimizer(inner) for inner in body_of(scope)
+                function.module.makes_optimizer(inner) for inner in scope.nodes
             ) and not _calls_maker(scope, scope.owner, word)
         if is_before:
             return node, "it is made here"
@@ -159,7 +148,7 @@ def _handed_in(function: FunctionModel, model: str) -> tuple[cst.CSTNode, str] |
         return None
     uses = {
         dotted_name(node.func.value) or "": node
-        for node in body_of(function.scope)
+        for node in function.scope.nodes
         if isinstance(node, cst.Call)
         and isinstance(node.func, cst.Attribute)
         and node.func.attr.value in {"load_state_dict", "step"}

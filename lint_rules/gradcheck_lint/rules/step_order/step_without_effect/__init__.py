@@ -31,7 +31,7 @@ class StepWithoutEffect(Rule):
         module = function.module
         if not module.mentions(b"float16", b".half()") or module.mentions(*_KEEPS_MORE):
             return
-        nodes, _ = function.scope.nodes_and_lambdas
+        nodes = function.scope.nodes
         for node in nodes:
             if isinstance(node, cst.Call) and module.makes_optimizer(node):
                 bits = bits_of(_parameters(node), function)

@@ -159,7 +159,7 @@ def _itself(value: cst.BaseExpression, path: str) -> str | None:
 
 
 def _assigned(path: str, scope: FunctionScope) -> Iterator[cst.BaseExpression]:
-    nodes, _ = scope.nodes_and_lambdas
+    nodes = scope.nodes
     for node in nodes:
         for target, value in assigned_pairs(node):
             if dotted_name(target) == path:
@@ -168,7 +168,7 @@ def _assigned(path: str, scope: FunctionScope) -> Iterator[cst.BaseExpression]:
 
 def _converted(path: str, function: FunctionModel) -> Iterator[Bits | None]:
     """Yield what ``model.half()`` and ``model = model.half()`` in the same function make of it."""
-    nodes, _ = function.scope.nodes_and_lambdas
+    nodes = function.scope.nodes
     for node in nodes:
         if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
             continue

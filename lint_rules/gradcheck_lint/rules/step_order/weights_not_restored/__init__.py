@@ -40,9 +40,7 @@ class WeightsNotRestored(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every replacement that an evaluation follows, and no other write of the weights."""
-        module, scope = function.module, function.scope
-        if isinstance(scope.node, cst.Module):
-            return
+        module = function.module
         for moved in displacements(function):
             yield Violation(
                 moved.node,
@@ -224,7 +222,7 @@ def _is_trained(write: Write, module: ModuleModel) -> bool:
         module.memo[key] = frozenset(
             name.value
             for scope in module.scopes.functions
-            for node in scope.nodes_and_lambdas[0]
+            for node in scope.nodes
             if isinstance(node, cst.Call) and module.makes_optimizer(node)
             for name in walk(node)
             if isinstance(name, cst.Name)
