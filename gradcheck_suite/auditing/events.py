@@ -39,6 +39,7 @@ GradientsUnscaled          after ``GradScaler.unscale_(optimizer)``; one that ra
 ScalerStepped              after ``GradScaler.step(optimizer)``
 ScalerUpdated              after ``GradScaler.update()``
 OptimizerStateLoaded       after ``optimizer.load_state_dict(...)``
+SchedulerConstructed       after a scheduler of torch, or one that inherits from it, was made
 SchedulerStepped           after ``scheduler.step()``; not for the one in its constructor
 ModeChanged                after the outermost ``module.train(...)`` or ``module.eval()``
 ForwardHookRegistered      after ``module.register_forward_hook(...)``
@@ -124,6 +125,7 @@ __all__ = [
     "SavedTensorModified",
     "ScalerStepped",
     "ScalerUpdated",
+    "SchedulerConstructed",
     "SchedulerStepped",
     "SessionEnded",
     "StateLoaded",
@@ -380,6 +382,22 @@ class ScalerUpdated(NamedTuple):
     site: CallSite | None
 
 
+class SchedulerConstructed(NamedTuple):
+    """A learning-rate scheduler was made, outside of the constructor of another one.
+
+    Attributes:
+        scheduler: of a class of torch, or of one that takes its ``step`` from such a class.
+        optimizer: whose rates it sets.
+        parts: the schedulers that it steps itself.
+        site: the user's line.
+    """
+
+    scheduler: Any
+    optimizer: Optimizer
+    parts: Sequence[Any]
+    site: CallSite | None
+
+
 class SchedulerStepped(NamedTuple):
     """A learning-rate scheduler has stepped. ``optimizer`` is None where it names none."""
 
@@ -607,6 +625,7 @@ Event: TypeAlias = (
     | GradientsUnscaled
     | ScalerStepped
     | ScalerUpdated
+    | SchedulerConstructed
     | SchedulerStepped
     | ModeChanged
     | ForwardFinished

@@ -123,7 +123,7 @@ ONLY_AT_RUN_TIME = {
     *("GCS602", "GCS603", "GCS605", "GCS606", "GCS607", "GCS608", "GCS609"),
     *("GCS611", "GCS612", "GCS614"),
 }
-ONLY_IN_SOURCE = {"GCS105", "GCS318", "GCS320", "GCS504", "GCS901"}
+ONLY_IN_SOURCE = {"GCS105", "GCS504", "GCS901"}
 PLANNED: set[str] = set()
 
 FILES = Path(catalogue.__file__).with_name("entries")

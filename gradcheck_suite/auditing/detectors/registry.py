@@ -84,6 +84,7 @@ from gradcheck_suite.auditing.detectors.step_order.missing_zero_grad import Miss
 from gradcheck_suite.auditing.detectors.step_order.missing_zero_grad_by_hand import (
     MissingZeroGradByHandDetector,
 )
+from gradcheck_suite.auditing.detectors.step_order.no_effect import NoEffectDetector
 from gradcheck_suite.auditing.detectors.step_order.optimizer_made_anew import (
     OptimizerMadeAnewDetector,
 )
@@ -100,6 +101,9 @@ from gradcheck_suite.auditing.detectors.step_order.scaled_losses import ScaledLo
 from gradcheck_suite.auditing.detectors.step_order.scaler_misuse import ScalerMisuseDetector
 from gradcheck_suite.auditing.detectors.step_order.schedule_not_restored import (
     ScheduleNotRestoredDetector,
+)
+from gradcheck_suite.auditing.detectors.step_order.schedule_not_stepped import (
+    ScheduleNotSteppedDetector,
 )
 from gradcheck_suite.auditing.detectors.step_order.scheduler_before_step import (
     SchedulerBeforeStepDetector,
@@ -171,6 +175,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         ScalerMisuseDetector(windows, scaled),
         SchedulerBeforeStepDetector(recorder, windows),
         ScheduleNotRestoredDetector(windows),
+        ScheduleNotSteppedDetector(windows),
         LeftoverGradientDetector(windows),
         TrainModeInEvalDetector(recorder, windows),
         StuckInEvalDetector(recorder, windows),
@@ -179,6 +184,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         ParameterNotOptimizedDetector(recorder, windows, leaves),
         ParameterInTwoOptimizersDetector(windows, names),
         OptimizerMadeAnewDetector(recorder),
+        NoEffectDetector(recorder, windows),
         SharedMemoryDetector(recorder.optimizers, names),
         SharedStateDetector(recorder.optimizers, windows),
         OneNetworkDetector(recorder),

@@ -21,6 +21,7 @@ from gradcheck_suite.auditing.events import (
     OptimizerConstructed,
     OptimizerStateLoaded,
     ParameterGroupAdded,
+    SchedulerConstructed,
     SchedulerStepped,
     StepFinished,
     StepStarted,
@@ -197,25 +198,50 @@ def _tell_of_refusal(recorder: Recorder, optimizer: Optimizer, error: ValueError
 
 
 class SchedulerSource(EventSource):
-    """Replaces ``step`` of every scheduler class of torch that has its own.
+    """Replaces ``__init__`` and ``step`` of every scheduler class of torch that has its own.
 
     A scheduler of the program's own is seen as far as its ``step`` calls the one it inherits.
     """
 
-    kinds = (SchedulerStepped,)
+    kinds = (SchedulerConstructed, SchedulerStepped)
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)
         # A chained scheduler steps those that it is made of.
         self.inside = 0
+        self.constructing = 0
 
     def install(self, patches: Patches) -> None:
         """Replace the methods."""
         for thing in list(vars(lr_scheduler).values()):
             if inspect.isclass(thing) and issubclass(thing, lr_scheduler.LRScheduler):
-                own = vars(thing).get("step")
-                if inspect.isfunction(own):
-                    patches.replace(thing, "step", self._stepping(own))
+                for name, replaced in (("__init__", self._constructing), ("step", self._stepping)):
+                    own = vars(thing).get(name)
+                    if inspect.isfunction(own):
+                        patches.replace(thing, name, replaced(own))
+
+    def _constructing(self, original: Callable[..., None]) -> Callable[..., None]:
+        placed = self
+
+        @functools.wraps(original)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            source: SchedulerSource = placed.acting
+            source.constructing += 1
+            try:
+                original(self, *args, **kwargs)
+            finally:
+                source.constructing -= 1
+            optimizer = getattr(self, "optimizer", None)
+            if source.constructing or not isinstance(optimizer, Optimizer):
+                return
+            known = innermost_optimizer(optimizer)
+            if known is not None and _steps_as_torch_does(type(self)):
+                parts = getattr(self, "_schedulers", ())
+                source.recorder.bus.emit(
+                    SchedulerConstructed(self, known, parts, exact_call_site())
+                )
+
+        return __init__
 
     def _stepping(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -234,6 +260,12 @@ class SchedulerSource(EventSource):
             return result
 
         return step
+
+
+def _steps_as_torch_does(kind: type) -> bool:
+    """Return whether a scheduler takes its ``step`` from a class of torch, where it is seen."""
+    owner = next((each for each in kind.__mro__ if "step" in vars(each)), None)
+    return owner is not None and owner.__module__ == lr_scheduler.__name__
 
 
 _OF_THE_CONSTRUCTOR = frozenset({"_initial_step", "__init__"})

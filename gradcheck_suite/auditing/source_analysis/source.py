@@ -32,6 +32,7 @@ __all__ = [
     "functions_by_name",
     "innermost",
     "line_of_decorator",
+    "name_given_at",
     "name_of",
     "own_statements",
     "root_key",
@@ -61,6 +62,17 @@ def _parsed(text: str) -> ast.Module | None:
         return ast.parse(text) if text else None
     except (SyntaxError, ValueError):
         return None
+
+
+def name_given_at(path: str, line: int) -> str | None:
+    """Return what the result of a call on a line is called: ``step`` of ``self.step = make()``."""
+    tree = tree_of(path)
+    for node in () if tree is None else ast.walk(tree):
+        if isinstance(node, ast.Assign) and node.lineno <= line <= (node.end_lineno or node.lineno):
+            (target, *more) = node.targets
+            if isinstance(node.value, ast.Call) and not more:
+                return target.id if isinstance(target, ast.Name) else getattr(target, "attr", None)
+    return None
 
 
 @lru_cache(maxsize=1024)

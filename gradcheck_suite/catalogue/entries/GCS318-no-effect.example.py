@@ -11,5 +11,6 @@ def train(batches):
         for each in model.parameters():
             each.grad.clamp(-0.1, 0.1)  # GCS318
         optimizer.step()
+        optimizer.lr = 0.001  # GCS318
     model.eval  # GCS318
     return model

@@ -11,5 +11,6 @@ def train(batches):
         for each in model.parameters():
             each.grad.clamp_(-0.1, 0.1)
         optimizer.step()
+        optimizer.param_groups[0]["lr"] = 0.001
     model.eval()
     return model

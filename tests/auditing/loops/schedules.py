@@ -202,3 +202,119 @@ def taken_back_to_the_state_before_training():
     _epochs(model, optimizer, schedule, count=1)
     optimizer.load_state_dict(at_first)
     _epochs(model, optimizer, schedule)
+
+
+def _steps(model, optimizer, count=4):
+    for x, y in data(count):
+        optimizer.zero_grad()
+        mse(model, x, y).backward()
+        optimizer.step()
+
+
+@buggy("GCS320")
+def schedule_made_and_forgotten():
+    model, optimizer = setup()
+    warming = lr_scheduler.LinearLR(optimizer, 0.1)  # <- here
+    _steps(model, optimizer)
+    assert warming.get_last_lr() != [0.1]
+
+
+@buggy("GCS320")
+def plateau_that_nobody_tells_of_the_loss():
+    model, optimizer = setup()
+    flat = lr_scheduler.ReduceLROnPlateau(optimizer)  # <- here
+    _steps(model, optimizer)
+    assert flat.num_bad_epochs == 0
+
+
+@clean
+def plateau_that_is_told_of_the_loss():
+    model, optimizer = setup()
+    told = lr_scheduler.ReduceLROnPlateau(optimizer)
+    _steps(model, optimizer)
+    told.step(1.0)
+
+
+@clean
+def schedules_one_after_the_other():
+    model, optimizer = setup()
+    first = lr_scheduler.ConstantLR(optimizer, 0.5, 2)
+    second = lr_scheduler.ExponentialLR(optimizer, 0.9)
+    both = lr_scheduler.SequentialLR(optimizer, [first, second], [2])
+    for _ in range(3):
+        _steps(model, optimizer)
+        both.step()
+
+
+@clean
+def schedules_at_once():
+    model, optimizer = setup()
+    parts = [lr_scheduler.ConstantLR(optimizer), lr_scheduler.ExponentialLR(optimizer, 0.9)]
+    chained = lr_scheduler.ChainedScheduler(parts)
+    for _ in range(3):
+        _steps(model, optimizer)
+        chained.step()
+
+
+class _ByHand(lr_scheduler.LRScheduler):
+    def get_lr(self):
+        return list(self.base_lrs)
+
+    def step(self):
+        self.last_epoch += 1
+
+
+@clean
+def schedule_with_a_step_of_its_own():
+    model, optimizer = setup()
+    by_hand = _ByHand(optimizer)
+    for _ in range(3):
+        _steps(model, optimizer)
+        by_hand.step()
+
+
+@clean
+def schedule_of_an_optimizer_that_is_not_used():
+    model, optimizer = setup()
+    unused = torch.optim.SGD(net().parameters(), lr=0.1)
+    looked_at = lr_scheduler.ExponentialLR(unused, 0.9)
+    _steps(model, optimizer)
+    assert looked_at.get_last_lr() == [0.1]
+
+
+@buggy("GCS318")
+def rate_set_on_the_optimizer():
+    model, optimizer = setup()
+    _steps(model, optimizer, 2)
+    optimizer.lr = 0.001  # <- here
+    _steps(model, optimizer, 2)
+
+
+@buggy("GCS318")
+def flag_that_is_misspelt():
+    model, optimizer = setup()
+    for each in model[0].parameters():
+        each.require_grad = False  # <- here
+    _steps(model, optimizer)
+
+
+@clean
+def attributes_of_the_program():
+    model, optimizer = setup()
+    optimizer.name = "of the whole net"
+    for each in model.parameters():
+        each.is_norm = False
+        each.requires_grad = True
+    _steps(model, optimizer)
+
+
+class _OwnRate(torch.optim.SGD):
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr=lr)
+        self.lr = lr
+
+
+@clean
+def optimizer_that_keeps_its_rate():
+    model = net()
+    _steps(model, _OwnRate(model.parameters(), lr=0.1))
