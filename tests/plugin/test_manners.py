@@ -180,6 +180,8 @@ def test_a_debugger_sees_the_frame_of_the_test(run_tests, pytester):
             def interaction(self, frame, traceback):
                 import torch
                 from gradcheck_suite._torch_compat import top_saved_tensors_hooks
+                # From Python 3.13 on, what is shown is the exception itself.
+                traceback = getattr(traceback, "__traceback__", traceback)
                 while traceback.tb_next:
                     traceback = traceback.tb_next
                 print("STOPPED IN", traceback.tb_frame.f_code.co_name, top_saved_tensors_hooks())

@@ -122,7 +122,7 @@ class LeafRecord:
             has it.
         shape: its sizes.
         is_parameter: whether it is an ``nn.Parameter``.
-        owners: the identities of the optimizers that have owned it.
+        owners: the numbers of the optimizers that have owned it, as ``Optimizers`` has them.
         owned_since: the step in which the first of them was seen to own it; None for none.
         asked: whether gradients were asked for when it was first seen.
         asked_last: and when it was last looked at.
@@ -292,14 +292,16 @@ class LeafRecords:
         return known
 
     def owners_of(self, identities: set[int]) -> set[int]:
-        """Return the identities of the optimizers that own any of these leaves, by identity."""
+        """Return the numbers of the optimizers that own any of these leaves, by identity."""
         known = (self._living.get(each) for each in identities)
         return {owner for each in known if each is not None for owner in each.owners}
 
     def _meet(self, event: GradientsCleared) -> None:
         """Take up an optimizer that was made before the audit began."""
-        if isinstance(event.owner, Optimizer) and id(event.owner) not in self._met:
-            self._own_all(event.owner)
+        if isinstance(event.owner, Optimizer):
+            number = self._recorder.optimizers.number_of(event.owner)
+            if number not in self._met:
+                self._own_all(event.owner)
 
     def _construct(self, event: OptimizerConstructed) -> None:
         """Take up an optimizer, and look at its own first steps if others have stepped before."""
@@ -312,12 +314,13 @@ class LeafRecords:
         self._own_all(event.optimizer)
 
     def _own_all(self, optimizer: Optimizer) -> None:
-        self._met.add(id(optimizer))
+        number = self._recorder.optimizers.number_of(optimizer)
+        self._met.add(number)
         self.turns = max(1, min(self._recorder.optimizers.count, _MOST_TURNS))
         for parameter in parameters_of(optimizer):
             record = self.note(parameter)
             if record is not None:
-                record.owners.add(id(optimizer))
+                record.owners.add(number)
                 if record.owned_since is None:
                     record.owned_since = self._recorder.state.step
 

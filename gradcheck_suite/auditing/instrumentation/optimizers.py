@@ -235,7 +235,7 @@ class SchedulerSource(EventSource):
             if source.constructing or not isinstance(optimizer, Optimizer):
                 return
             known = innermost_optimizer(optimizer)
-            if known is not None and _steps_as_torch_does(type(self)):
+            if _steps_as_torch_does(type(self)):
                 parts = getattr(self, "_schedulers", ())
                 source.recorder.bus.emit(
                     SchedulerConstructed(self, known, parts, exact_call_site())

@@ -40,12 +40,11 @@ from gradcheck_suite.auditing.ledger.facts import (
     Place,
     TermFacts,
 )
-from gradcheck_suite.auditing.object_names.optimizers import parameters_of
 from gradcheck_suite.auditing.object_names.tensor_names import variable_of
 from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import nn
 
@@ -73,14 +72,12 @@ class _Optimizer:
     """An optimizer that was seen."""
 
     def __init__(self, optimizer: Optimizer, made: CallSite | None) -> None:
-        self.reference = weakref.ref(optimizer)
         self.kind = type(optimizer).__name__
         self.made = made
         self.steps = 0
         self.places: dict[str, Counter[tuple[CallSite | None, str]]] = {}
         self.backwards: Counter[int] = Counter()
         self.groups = tuple(map(_group_facts, optimizer.param_groups))
-        self.owned: Collection[LeafRecord] = ()
 
     def note(self, kind: str, site: CallSite | None, what: str = "") -> None:
         """Count that something was done to it at this line."""
@@ -125,8 +122,6 @@ class LedgerObserver:
         self._leaves = leaves
         self._losses = losses
         self._optimizers: dict[int, _Optimizer] = {}
-        # Those whose identity another one has by now.
-        self._gone: list[_Optimizer] = []
         self._modules: dict[int, _Module] = {}
         self._gone_modules: list[_Module] = []
         self._backwards: dict[tuple[CallSite | None, bool], _Backward] = {}
@@ -152,22 +147,10 @@ class LedgerObserver:
         return ()
 
     def _of(self, optimizer: Optimizer, made: CallSite | None = None) -> _Optimizer:
-        known = self._optimizers.get(id(optimizer))
-        if known is None or known.reference() is not optimizer:
-            if known is not None:
-                self._retire(known, optimizer)
-            known = self._optimizers[id(optimizer)] = _Optimizer(optimizer, made)
-        return known
-
-    def _retire(self, gone: _Optimizer, successor: Optimizer) -> None:
-        """Keep what is known of an optimizer whose identity another one has."""
-        taken_over = set(map(id, parameters_of(successor)))
-        gone.owned = {
-            leaf
-            for leaf in self._leaves.all()
-            if id(successor) in leaf.owners and id(leaf.reference()) not in taken_over
-        }
-        self._gone.append(gone)
+        number = self._recorder.optimizers.number_of(optimizer)
+        if number not in self._optimizers:
+            self._optimizers[number] = _Optimizer(optimizer, made)
+        return self._optimizers[number]
 
     def _construct(self, event: OptimizerConstructed) -> None:
         self._of(event.optimizer, event.site)
@@ -246,7 +229,7 @@ class LedgerObserver:
 
     def ledger(self) -> Ledger:
         """Return what is known by now."""
-        everyone = [*self._gone, *self._optimizers.values()]
+        everyone = list(self._optimizers.values())
         names = dict(zip(everyone, _optimizer_names(everyone), strict=True))
         by_storage: dict[int, list[str]] = {}
         for leaf in self._leaves.all():
@@ -285,8 +268,7 @@ class LedgerObserver:
 
     def _owners_of(self, leaf: LeafRecord) -> list[_Optimizer]:
         """Return the optimizers that own a leaf or have owned it."""
-        before = [known for known in self._gone if leaf in known.owned]
-        return before or [known for key, known in self._optimizers.items() if key in leaf.owners]
+        return [known for key, known in self._optimizers.items() if key in leaf.owners]
 
 
 def _optimizer_names(optimizers: Sequence[_Optimizer]) -> list[str]:

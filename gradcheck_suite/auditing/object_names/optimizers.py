@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -94,6 +95,8 @@ class Optimizers:
             self._only = weakref.WeakSet(same for each in only for same in _with_wrapped(each))
         # By identity: an optimizer may define equality, and weak sets of such would lose some.
         self._known: dict[int, weakref.ref[Optimizer]] = {}
+        self._numbers: dict[int, int] = {}
+        self._next = itertools.count()
         self.on_new: Callable[[], object] | None = None
         self.without_backward: set[int] = set()
         self.replaced: set[int] = set()
@@ -118,9 +121,15 @@ class Optimizers:
         if key not in self._known:
             known = self._known
             self._known[key] = weakref.ref(optimizer, lambda _: known.pop(key, None))
+            self._numbers[key] = next(self._next)
             if self.on_new is not None:
                 self.on_new()
         return self._only is None or optimizer in self._only
+
+    def number_of(self, optimizer: Optimizer) -> int:
+        """Return a number for this optimizer that no other one has, even after it is gone."""
+        self.note(optimizer)
+        return self._numbers[id(optimizer)]
 
     @property
     def any_known(self) -> bool:

@@ -195,7 +195,8 @@ def _masks(code: CodeType) -> bool:
         is_product = each.opname == "BINARY_MULTIPLY" or (
             each.opname == "BINARY_OP" and each.argrepr in {"*", "*="}
         )
-        if each.opname == "STORE_SUBSCR" or (is_product and loaded != "LOAD_CONST"):
+        is_write = each.opname in {"STORE_SUBSCR", "STORE_SLICE"}
+        if is_write or (is_product and loaded != "LOAD_CONST"):
             return True
         if each.argval in _ZEROING or each.argval in {
             "where",

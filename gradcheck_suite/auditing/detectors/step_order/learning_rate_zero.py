@@ -11,7 +11,6 @@ anything, which is told as step-without-effect.
 from __future__ import annotations
 
 import itertools
-import weakref
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -38,7 +37,7 @@ from gradcheck_suite.reporting.text import plural
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.optim import Optimizer  # noqa: TC004 - nobody asks for the types of the fields
+    from torch.optim import Optimizer
 
     from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindows
     from gradcheck_suite.auditing.detectors.leaf_records import LeafRecords
@@ -98,7 +97,6 @@ class _Group:
 class _Followed:
     """An optimizer, and those of its groups that were at 0 in each of its steps so far."""
 
-    reference: weakref.ref[Optimizer]
     kind: str
     made: CallSite | None
     site: CallSite | None
@@ -127,8 +125,6 @@ class LearningRateZeroDetector:
         self._leaves = leaves
         self._names = names
         self._followed: dict[int, _Followed] = {}
-        # Those whose identity another optimizer has by now.
-        self._gone: list[_Followed] = []
         self._before: dict[int, list[tuple[Tensor, Fingerprint]]] = {}
         self._ended = False
 
@@ -144,12 +140,8 @@ class LearningRateZeroDetector:
 
     def suspects(self, optimizer: Optimizer) -> bool:
         """Return whether a group of this optimizer, and not all, is at 0 and has gradients."""
-        followed = self._followed.get(id(optimizer))
-        return (
-            followed is not None
-            and followed.reference() is optimizer
-            and any(each.seen >= _SEEN for each in followed.told())
-        )
+        followed = self._followed.get(self._optimizers.number_of(optimizer))
+        return followed is not None and (any(each.seen >= _SEEN for each in followed.told()))
 
     def _add_group(self, event: ParameterGroupAdded) -> Attention:
         followed = self._of(event.optimizer, None)
@@ -166,13 +158,11 @@ class LearningRateZeroDetector:
         self._ended = True
 
     def _of(self, optimizer: Optimizer, site: CallSite | None) -> _Followed:
-        known = self._followed.get(id(optimizer))
-        if known is None or known.reference() is not optimizer:
-            if known is not None and known.groups:
-                self._gone.append(known)
+        number = self._optimizers.number_of(optimizer)
+        known = self._followed.get(number)
+        if known is None:
             count = len(optimizer.param_groups)
-            known = self._followed[id(optimizer)] = _Followed(
-                weakref.ref(optimizer),
+            known = self._followed[number] = _Followed(
                 type(optimizer).__name__,
                 self._windows.of(optimizer).constructed_at,
                 site,
@@ -184,8 +174,8 @@ class LearningRateZeroDetector:
     def _all_have_moved(self) -> bool:
         """Return whether each group of the optimizers that live was seen at a rate above 0."""
         for optimizer in self._optimizers.known():
-            followed = self._followed.get(id(optimizer))
-            if followed is None or followed.reference() is not optimizer or followed.groups:
+            followed = self._followed.get(self._optimizers.number_of(optimizer))
+            if followed is None or followed.groups:
                 return False
         return True
 
@@ -220,8 +210,8 @@ class LearningRateZeroDetector:
 
     def _end_step(self, event: StepFinished) -> Attention | None:
         before, self._before = self._before, {}
-        followed = self._followed.get(id(event.optimizer))
-        if followed is None or followed.reference() is not event.optimizer or not followed.groups:
+        followed = self._followed.get(self._optimizers.number_of(event.optimizer))
+        if followed is None or not followed.groups:
             return Attention.ASLEEP if self._all_have_moved() else None
         followed.site = event.site
         for each in followed.groups.values():
@@ -273,7 +263,7 @@ class LearningRateZeroDetector:
         if not self._ended:
             return []
         by_line: dict[object, tuple[_Followed, list[_Group]]] = {}
-        for followed in (*self._gone, *self._followed.values()):
+        for followed in self._followed.values():
             groups = [
                 each for each in followed.told() if each.steps >= _ENOUGH and each.seen >= _SEEN
             ]
