@@ -39,7 +39,6 @@ GradientsUnscaled          after ``GradScaler.unscale_(optimizer)``; one that ra
 ScalerStepped              after ``GradScaler.step(optimizer)``
 ScalerUpdated              after ``GradScaler.update()``
 OptimizerStateLoaded       after ``optimizer.load_state_dict(...)``
-SchedulerConstructed       after a scheduler of torch, or one that inherits from it, was made
 SchedulerStepped           after ``scheduler.step()``; not for the one in its constructor
 ModeChanged                after the outermost ``module.train(...)`` or ``module.eval()``
 ForwardHookRegistered      after ``module.register_forward_hook(...)``
@@ -66,7 +65,8 @@ SessionEnded               when the audit is left; more may follow if it is ente
 A step of ``recorder.step`` is a finished ``optimizer.step()`` of any optimizer, until the program
 calls ``session.step()``: then those alone count. Writes before a moment are asked of
 ``recorder.write_log.since``, saved tensors come with the ``Moment`` at which they were saved, and
-``recorder.optimizers`` knows which optimizers own a parameter.
+``recorder.optimizers`` knows which optimizers own a parameter, ``recorder.schedules`` which
+schedulers were never stepped, in steps that were passed over as well.
 """
 
 from __future__ import annotations
@@ -125,7 +125,6 @@ __all__ = [
     "SavedTensorModified",
     "ScalerStepped",
     "ScalerUpdated",
-    "SchedulerConstructed",
     "SchedulerStepped",
     "SessionEnded",
     "StateLoaded",
@@ -382,22 +381,6 @@ class ScalerUpdated(NamedTuple):
     site: CallSite | None
 
 
-class SchedulerConstructed(NamedTuple):
-    """A learning-rate scheduler was made, outside of the constructor of another one.
-
-    Attributes:
-        scheduler: of a class of torch, or of one that takes its ``step`` from such a class.
-        optimizer: whose rates it sets.
-        parts: the schedulers that it steps itself.
-        site: the user's line.
-    """
-
-    scheduler: Any
-    optimizer: Optimizer
-    parts: Sequence[Any]
-    site: CallSite | None
-
-
 class SchedulerStepped(NamedTuple):
     """A learning-rate scheduler has stepped. ``optimizer`` is None where it names none."""
 
@@ -625,7 +608,6 @@ Event: TypeAlias = (
     | GradientsUnscaled
     | ScalerStepped
     | ScalerUpdated
-    | SchedulerConstructed
     | SchedulerStepped
     | ModeChanged
     | ForwardFinished

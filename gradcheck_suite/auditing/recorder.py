@@ -22,7 +22,7 @@ from gradcheck_suite.auditing.events import SessionEnded, StepMarked, WatchResum
 from gradcheck_suite.auditing.instrumentation.module_calls import ModuleCalls
 from gradcheck_suite.auditing.object_names.frozen import Frozen
 from gradcheck_suite.auditing.object_names.heap import Heap
-from gradcheck_suite.auditing.object_names.optimizers import Optimizers
+from gradcheck_suite.auditing.object_names.optimizers import Optimizers, Schedules
 from gradcheck_suite.auditing.run_state import OptimizerStep, RunState
 from gradcheck_suite.auditing.sampling import StepSampler
 from gradcheck_suite.auditing.saved_tensors.graph_lifetime import Generations
@@ -75,6 +75,7 @@ class Recorder:
         bus: tells the detectors what happens.
         generations: the graphs of earlier backwards that are still alive.
         optimizers: the optimizers seen so far, and whose each parameter is.
+        schedules: the schedulers of their rates, and which were never stepped.
         frozen: what was declared to stay as it is.
         heap: the objects of the process, for those who look for owners.
         module_calls: who listens to the calls of which module.
@@ -102,6 +103,7 @@ class Recorder:
         self.optimizers = Optimizers(model, optimizers)
         # Whoever sleeps knows all optimizers that there are.
         self.optimizers.on_new = bus.wake_all
+        self.schedules = Schedules(bus.wake_all)
         self.frozen = Frozen()
         self.module_calls = ModuleCalls(bus.note_failure)
         self.write_log = WriteLog(bus, state)

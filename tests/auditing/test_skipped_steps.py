@@ -157,6 +157,19 @@ def test_nothing_of_ours_is_left_while_it_rests_or_after(resting):
     assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
 
 
+@pytest.mark.parametrize("steps_schedule", [True, False])
+def test_a_schedule_that_is_stepped_while_it_rests_was_stepped(resting, steps_schedule):
+    with gs.audit(report=False) as session:
+        loop = Loop()
+        schedule = torch.optim.lr_scheduler.StepLR(loop.optimizer, 1)
+        loop.steps(25)
+        assert session._recorder.state.paused_for
+        if steps_schedule:
+            schedule.step()
+        loop.steps(25)
+    assert [each.code for each in session.findings] == ([] if steps_schedule else ["GCS320"])
+
+
 def test_an_audit_that_is_left_at_rest_hears_of_its_end(resting):
     loop = Loop()
     session = gs.audit()

@@ -21,7 +21,6 @@ from gradcheck_suite.auditing.events import (
     OptimizerConstructed,
     OptimizerStateLoaded,
     ParameterGroupAdded,
-    SchedulerConstructed,
     SchedulerStepped,
     StepFinished,
     StepStarted,
@@ -203,7 +202,7 @@ class SchedulerSource(EventSource):
     A scheduler of the program's own is seen as far as its ``step`` calls the one it inherits.
     """
 
-    kinds = (SchedulerConstructed, SchedulerStepped)
+    kinds = (SchedulerStepped,)
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)
@@ -234,12 +233,9 @@ class SchedulerSource(EventSource):
             optimizer = getattr(self, "optimizer", None)
             if source.constructing or not isinstance(optimizer, Optimizer):
                 return
-            known = innermost_optimizer(optimizer)
             if _steps_as_torch_does(type(self)):
                 parts = getattr(self, "_schedulers", ())
-                source.recorder.bus.emit(
-                    SchedulerConstructed(self, known, parts, exact_call_site())
-                )
+                source.recorder.schedules.made(self, parts, exact_call_site())
 
         return __init__
 
@@ -256,6 +252,7 @@ class SchedulerSource(EventSource):
             if not source.inside and caller.f_code.co_name not in _OF_THE_CONSTRUCTOR:
                 optimizer = getattr(scheduler, "optimizer", None)
                 known = innermost_optimizer(optimizer) if isinstance(optimizer, Optimizer) else None
+                source.recorder.schedules.stepped(scheduler)
                 source.recorder.bus.emit(SchedulerStepped(scheduler, known, exact_call_site()))
             return result
 

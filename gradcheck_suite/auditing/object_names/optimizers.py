@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch.optim import Optimizer
 
@@ -13,10 +14,14 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from gradcheck_suite.auditing.call_sites import CallSite  # noqa: TC004 - nobody asks for the types of fields
+
 __all__ = [
     "GradientState",
     "Optimizers",
     "ParameterModules",
+    "Schedule",
+    "Schedules",
     "changes_since",
     "innermost_optimizer",
     "parameters_of",
@@ -71,6 +76,59 @@ def _with_wrapped(optimizer: Optimizer) -> tuple[Optimizer, Optimizer]:
 
 _MOST_WRAPPERS = 8
 """Of wrappers one in another, so many are looked through: two that hold each other end it."""
+
+
+@dataclass(slots=True)
+class Schedule:
+    """A learning-rate scheduler that was made in the audit.
+
+    Attributes:
+        reference: the scheduler.
+        optimizer: whose rates it sets.
+        kinds: the classes of both.
+        made_at: where it was made.
+        missed: how many steps of the optimizer were watched while it was not stepped.
+    """
+
+    reference: weakref.ref[Any]
+    optimizer: weakref.ref[Optimizer]
+    kinds: tuple[str, str]
+    made_at: CallSite | None
+    missed: int = 0
+
+
+class Schedules:
+    """Knows every scheduler that was made in the audit, and which of them were stepped.
+
+    Attributes:
+        unstepped: those that were not, nor by another one that they are a part of.
+        running: the optimizers of those that were.
+    """
+
+    def __init__(self, on_new: Callable[[], object]) -> None:
+        self._on_new = on_new
+        self.unstepped: list[Schedule] = []
+        self.running: list[weakref.ref[Optimizer]] = []
+
+    def made(self, scheduler: Any, parts: Iterable[Any], site: CallSite | None) -> None:
+        """Know this scheduler, and that it steps its parts itself."""
+        own = set(map(id, parts))
+        optimizer = innermost_optimizer(scheduler.optimizer)
+        kinds = (type(scheduler).__name__, type(optimizer).__name__)
+        made = Schedule(weakref.ref(scheduler), weakref.ref(optimizer), kinds, site)
+        self.unstepped = [each for each in self.unstepped if id(each.reference()) not in own]
+        self.unstepped.append(made)
+        self._on_new()
+
+    def stepped(self, scheduler: Any) -> None:
+        """Note that this scheduler was stepped."""
+        waiting: list[Schedule] = []
+        for each in self.unstepped:
+            if each.reference() is scheduler:
+                self.running.append(each.optimizer)
+            else:
+                waiting.append(each)
+        self.unstepped = waiting
 
 
 class Optimizers:

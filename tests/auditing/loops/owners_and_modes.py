@@ -361,6 +361,32 @@ def two_modules_stuck():
             module.eval()  # <- here
 
 
+class _Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.teacher, self.student = net(drop=True, norm=True), net(drop=True, norm=True)
+        self.teacher.requires_grad_(False)
+
+    def forward(self, x):
+        return nn.functional.mse_loss(self.student(x), self.teacher(x))
+
+
+@clean
+def student_put_back_in_training_mode_without_its_teacher():
+    pair = _Pair()
+    optimizer = torch.optim.SGD(pair.student.parameters(), lr=0.01)
+    pair.teacher.eval()
+    for _ in range(3):
+        pair.student.train()
+        for x, _ in data(3):
+            optimizer.zero_grad()
+            pair(x).backward()
+            optimizer.step()
+        pair.eval()
+        with torch.no_grad():
+            pair(torch.randn(6, 4))
+
+
 @clean
 def frozen_layer_thawed_later():
     model = net()

@@ -56,7 +56,8 @@ class _Evaluated:
     Attributes:
         module: the module.
         name: what the user calls it.
-        layers: those of its layers that act differently in training mode.
+        layers: those of its layers that act differently in training mode, each with the
+            identities of its parameters, or of those nearest to it.
         parameters: the identities of its parameters.
         site: where ``eval()`` was called; None where nobody saw it.
         seen_at: where it was called in evaluation mode, if nobody saw ``eval()``.
@@ -75,7 +76,7 @@ class _Evaluated:
 
     module: weakref.ref[nn.Module]
     name: str
-    layers: list[weakref.ref[nn.Module]]
+    layers: list[tuple[weakref.ref[nn.Module], frozenset[int]]]
     parameters: frozenset[int]
     site: CallSite | None
     seen_at: CallSite | None = None
@@ -168,7 +169,7 @@ class StuckInEvalDetector:
         known = _Evaluated(
             weakref.ref(module),
             variable_of(module) or type(module).__name__,
-            list(map(weakref.ref, layers)),
+            [(weakref.ref(layer), nearest) for layer, nearest in _with_parameters(layers, module)],
             frozenset(map(id, module.parameters())),
             site,
         )
@@ -242,7 +243,11 @@ class StuckInEvalDetector:
             return
         whole = window.ids <= frozenset[int]().union(*(each.parameters for each in concerned))
         for each in concerned:
-            layers = [layer for known in each.layers if (layer := known()) is not None]
+            layers = [
+                layer
+                for known, nearest in each.layers
+                if (layer := known()) is not None and not window.ids.isdisjoint(nearest)
+            ]
             evaluating = [layer for layer in layers if not layer.training]
             if each.window is None:
                 each.window = weakref.ref(window)
@@ -282,6 +287,25 @@ def _count(each: _Evaluated, event: StepFinished) -> None:
         each.end()
     each.calls = each.unrecorded = 0
     each.renewed = False
+
+
+def _with_parameters(
+    layers: list[nn.Module], model: nn.Module
+) -> list[tuple[nn.Module, frozenset[int]]]:
+    """Return each layer with its parameters, or those of the least part around it that has any.
+
+    Dropout has none: it belongs to what it stands between, which may be frozen as a whole.
+    """
+    around = {id(child): part for part in model.modules() for child in part.children()}
+    found = []
+    for layer in layers:
+        part: nn.Module | None = layer
+        nearest = frozenset[int]()
+        while part is not None and not nearest:
+            nearest = frozenset(map(id, part.parameters()))
+            part = around.get(id(part))
+        found.append((layer, nearest))
+    return found
 
 
 def _is_sensitive_layer(module: nn.Module) -> bool:

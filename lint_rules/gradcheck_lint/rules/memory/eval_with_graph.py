@@ -258,7 +258,12 @@ def _records_nothing(function: FunctionModel, forward: Forward | Call) -> bool:
         method = scopes.method(scopes.classes.get(value.name), "forward")
         if method is not None and function.module.function(method).mode is GradMode.DISABLED:
             return True
+        if method is not None and method.words >= _DIFFERENTIATES:
+            return True  # as forces are of an energy: what it returns needs the graph
     return False
+
+
+_DIFFERENTIATES = frozenset({"autograd", "grad"})
 
 
 _STEPS_OF_ENGINE = frozenset({"validation_step", "test_step", "predict_step"})

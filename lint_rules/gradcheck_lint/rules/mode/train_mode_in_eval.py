@@ -65,8 +65,8 @@ _MODES = re.compile(r"Dropout\w*|BatchNorm\w*|SyncBatchNorm")
 _SWITCHES_OFF = re.compile(rb"\.(?:p|dropout)\s*=\s*0")
 _MAKES_MODELS = re.compile(rb"nn\.Module\)|nn\.Sequential\(")
 _MAY_HAVE_MODES = re.compile(
-    rb"\.training\b|[Dd]ropout|Norm|[Tt]ransformer|RReLU|torchvision|timm|pretrained|\.load|import\w*\(|models?\b"
-    rb"[^\n]* import "
+    rb"\.training\b|[Dd]ropout|(?<!Layer)(?<!RMS)(?<!Group)Norm(?!al)|[Tt]ransformer|RReLU|torchvision"
+    rb"|timm|pretrained|\.load\(|import\w*\(|models?\b[^\n]* import "
 )
 
 
