@@ -50,6 +50,7 @@ from gradcheck_suite.auditing.detectors.corruption.shared_state import SharedSta
 from gradcheck_suite.auditing.detectors.corruption.slice_write_in_loop import (
     SliceWriteInLoopDetector,
 )
+from gradcheck_suite.auditing.detectors.corruption.stale_graph import StaleGraphDetector
 from gradcheck_suite.auditing.detectors.functions.function_calls import FunctionCallDetector
 from gradcheck_suite.auditing.detectors.functions.function_contract import FunctionContractDetector
 from gradcheck_suite.auditing.detectors.functions.parameters_left_out import (
@@ -158,6 +159,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         leaves,
         UnreducedShardsDetector(recorder, names),
         SavedTensorModifiedDetector(recorder, names, carried),
+        StaleGraphDetector(recorder, leaves),
         SliceWriteInLoopDetector(recorder.write_log),
         CopyOntoItselfDetector(recorder, names),
         OuterBroadcastDetector(recorder),
