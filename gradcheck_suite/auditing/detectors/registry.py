@@ -9,6 +9,9 @@ from gradcheck_suite.auditing.detectors.accumulation_windows import Accumulation
 from gradcheck_suite.auditing.detectors.connectivity.constant_loss_term import (
     ConstantLossTermDetector,
 )
+from gradcheck_suite.auditing.detectors.connectivity.copy_left_behind import (
+    CopyLeftBehindDetector,
+)
 from gradcheck_suite.auditing.detectors.connectivity.derivative_left_out import (
     DerivativeLeftOutDetector,
 )
@@ -203,6 +206,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         MaskedRowsDetector(recorder, windows, leaves, names),
         FrozenStatisticsDetector(names),
         FrozenLeavesDetector(windows, leaves),
+        CopyLeftBehindDetector(recorder, leaves, names),
         GradReadOnNonLeafDetector(),
         RepeatedLayerDetector(),
         NothingLoadedDetector(),
