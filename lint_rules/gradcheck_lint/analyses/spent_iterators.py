@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import libcst as cst
 
+from gradcheck_lint.analyses.callers import expressions_given, given_by_callers
 from gradcheck_lint.analyses.layers import called_function
 from gradcheck_lint.analyses.object_uses import argument_for
 from gradcheck_lint.analyses.repeated_calls import repeats
@@ -13,7 +14,9 @@ from gradcheck_lint.model.function_class import returns
 from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.syntax import (
     assigned_pairs,
+    bound_names,
     dotted_name,
+    is_none,
     keyword,
     last_word,
     plain_string,
@@ -67,18 +70,12 @@ def _of_names(function: FunctionModel) -> Iterator[SpentUse]:
     if not function.module.mentions(b"parameters(", b"buffers("):
         return
     nodes = function.scope.nodes
-    for name, sources in sources_of(function.scope).items():
-        if sources is None or len(sources) != 1 or name in function.scope.parameters:
-            continue
-        (made,) = sources
-        is_sure = _is_iterator(made, function)
-        if is_sure is None or (not is_sure and not _is_of_torch(name, function)):
-            continue
+    for name, made, is_sure in (*_made_here(function), *_handed_in(function)):
         begin = _place(nodes, made)
         uses = [use for path in _aliases(name, function) for use in _uses(path, function)]
         uses = sorted((use for use in uses if use.place > begin), key=lambda use: use.place)
         for index, use in enumerate(uses):
-            if use.how == "read" or (use.how == "loop" and not _is_of_parameters(made, function)):
+            if use.how == "read":
                 continue
             before = [each for each in uses[:index] if _comes_first(function, each.node, use.node)]
             if before:
@@ -87,6 +84,31 @@ def _of_names(function: FunctionModel) -> Iterator[SpentUse]:
                 )
             elif _is_in_loop(nodes, use.node, made):
                 yield SpentUse(name, use.how, use.node, made, again=True, is_sure=is_sure)
+
+
+def _made_here(function: FunctionModel) -> Iterator[tuple[str, cst.BaseExpression, bool]]:
+    """Yield each name of an iterator that is made in a function, how, and whether it surely is."""
+    for name, sources in sources_of(function.scope).items():
+        if sources is None or len(sources) != 1 or name in function.scope.parameters:
+            continue
+        is_sure = _is_iterator(sources[0], function)
+        if is_sure or (is_sure is False and _is_of_torch(name, function)):
+            yield name, sources[0], is_sure
+
+
+def _handed_in(function: FunctionModel) -> Iterator[tuple[str, cst.BaseExpression, bool]]:
+    """Yield each parameter that a caller in the file gives an iterator, and what that is."""
+    for name in function.scope.parameters:
+        if name in sources_of(function.scope):
+            continue
+        of_torch = any(
+            all_are(values, Kind.PARAMETERS) for _, values in given_by_callers(function, name)
+        )
+        for caller, made in expressions_given(function, name):
+            is_sure = _is_iterator(made, caller)
+            if is_sure or (is_sure is False and of_torch):
+                yield name, made, False
+                break
 
 
 _NAMED: Final = frozenset({"parameters", "named_parameters", "buffers", "named_buffers"})
@@ -162,7 +184,10 @@ def first_of(path: str) -> str:
 def _how(node: cst.CSTNode, path: str, function: FunctionModel, depth: int) -> str | None:
     if isinstance(node, cst.For):
         is_left = any(isinstance(each, (cst.Break, cst.Return)) for each in walk(node.body))
-        return "loop" if path in _iterated(node.iter) and not is_left else None
+        if path not in _iterated(node.iter) or is_left:
+            return None
+        written = set(_written(node))
+        return "clip" if "grad" in written else "loop" if written else "read"
     if isinstance(node, cst.CompFor):
         return "read" if path in _iterated(node.iter) else None
     return _how_called(node, path, function, depth) if isinstance(node, cst.Call) else None
@@ -178,6 +203,33 @@ def _how_called(node: cst.Call, path: str, function: FunctionModel, depth: int) 
     if name.startswith("clip_grad_"):
         return "clip" if given.index(path) == 0 else None
     return "read" if name in _DRAINING else _in_callee(node, path, function, depth)
+
+
+def _written(loop: cst.For) -> Iterator[str]:
+    """Yield "grad" where a loop changes gradients of what it goes through, "" where other things.
+
+    That gradients are cleared is no change of what a step uses.
+    """
+    names = frozenset(bound_names(loop.target))
+    for node in walk(loop.body):
+        targets: list[cst.BaseExpression] = []
+        clears = False
+        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+            targets = [node.func.value] if node.func.attr.value.endswith("_") else []
+            clears = node.func.attr.value == "zero_"
+        elif isinstance(node, cst.AugAssign):
+            targets = [node.target]
+        elif isinstance(node, cst.Assign):
+            written = [known.target for known in node.targets]
+            targets = [each for each in written if not isinstance(each, cst.Name)]
+            clears = is_none(node.value)
+        for target in targets:
+            while isinstance(target, cst.Subscript):
+                target = target.value  # noqa: PLW2901 - what the item is of
+            name = dotted_name(target)
+            if name is not None and first_of(name) in names:
+                is_grad = not clears and name.removesuffix(".data").endswith(".grad")
+                yield "grad" if is_grad else ""
 
 
 _DRAINING: Final = frozenset(
@@ -303,10 +355,24 @@ def _kept(
             attribute: made[0]
             for attribute, made in found.items()
             if len(made) == 1
-            and _is_of_parameters(made[0][1], function.module.function(made[0][0]))
+            and any(
+                _is_of_parameters(value, known)
+                for value, known in _given(made[0][1], function.module.function(made[0][0]))
+            )
         }
     kept: dict[str, tuple[FunctionScope, cst.BaseExpression]] = memo[key]
     return kept
+
+
+def _given(
+    node: cst.BaseExpression, function: FunctionModel
+) -> Iterator[tuple[cst.BaseExpression, FunctionModel]]:
+    """Yield what is kept, and what the callers in the file give where that is a parameter."""
+    yield node, function
+    name = dotted_name(node)
+    if name in function.scope.parameters and name not in sources_of(function.scope):
+        for caller, value in expressions_given(function, name):
+            yield value, caller
 
 
 def _is_of_parameters(node: cst.BaseExpression, function: FunctionModel) -> bool:

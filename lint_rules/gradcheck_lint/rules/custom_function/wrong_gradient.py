@@ -10,6 +10,7 @@ import libcst as cst
 from gradcheck_lint.model.function_class import function_with
 from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, last_word, positional, walk
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.custom_function.clamped_inputs import unmasked
 from gradcheck_lint.rules.custom_function.incoming import computed_of, incoming_of, mentions
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class WrongGradient(Rule):
-    """A backward keeps one of the gradients that belong to an element, or their mean."""
+    """A backward keeps one of several gradients, their mean, or one of what forward clamps."""
 
     entry = catalogue.WRONG_GRADIENT
 
@@ -51,6 +52,16 @@ class WrongGradient(Rule):
                 "multiply what belongs to each element by its own gradient, and sum afterwards",
             )
 
+        for found in unmasked(function, known, incoming):
+            yield Violation(
+                found.node,
+                f"forward clamps `{found.input}`, and this passes the gradient on where the clamp "
+                "is in force too; the gradient of another input is masked there",
+                Severity.WARNING,
+                "multiply it by the mask of what lies inside, as the other one is",
+                ((found.clamp, "clamped here"),),
+            )
+
 
 _PUT: Final = 2
 """How many arguments ``index_put_`` has that does not add."""
@@ -65,7 +76,8 @@ def _gathers(known: AutogradFunction) -> bool:
         return False
     inputs = {item.name for item in known.inputs or ()}
     for node in known.forward.nodes:
-        if isinstance(node, cst.Call) and last_word(dotted_name(node.func)) in _GATHERING:
+        is_gathering = isinstance(node, cst.Call) and len(node.args) > 1  # and no collective
+        if is_gathering and last_word(dotted_name(node.func)) in _GATHERING:  # type: ignore[attr-defined]
             return True
         if isinstance(node, cst.Subscript) and dotted_name(node.value) in inputs:
             index = _index(node)

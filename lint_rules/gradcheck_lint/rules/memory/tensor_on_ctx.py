@@ -92,15 +92,26 @@ def _held(value: cst.BaseExpression) -> Iterator[str]:
 def _what(name: str, function: AutogradFunction, model: FunctionModel) -> str | None:
     """Say which tensor a name holds; None if it is not shown to be one."""
     sources = assignments(model.scope).get(name, [])
-    if name in {item.name for item in function.inputs or []}:
-        return "the input" if name in function.tensors and not sources else None
+    if name in {item.name for item in function.inputs or []} and not sources:
+        return "the input" if name in function.tensors else None
     if model.scope is function.setup and not sources and name == _output_name(function):
         return "the output" if _gives_one_tensor(function) else None
-    if len(sources) != 1 or not (
-        _is_tensor(sources[0], function, model.scope) or _is_multiplied(name, function, model)
-    ):
+    if model.scope is function.forward and _is_the_output(name, model.scope):
+        return "the output"
+    are_tensors = bool(sources) and all(
+        _is_tensor(source, function, model.scope, frozenset({name})) for source in sources
+    )
+    if not are_tensors and not _is_multiplied(name, function, model):
         return None
     return "the output" if name in function.returned else "the tensor"
+
+
+def _is_the_output(name: str, forward: FunctionScope) -> bool:
+    """Tell whether forward returns a name and nothing else: what it returns is a tensor."""
+    ways = returns(forward)
+    return bool(ways) and all(
+        isinstance(way.value, cst.Name) and way.value.value == name for way in ways
+    )
 
 
 def _is_multiplied(name: str, function: AutogradFunction, model: FunctionModel) -> bool:
@@ -188,14 +199,10 @@ def _is_tensor(
     """Tell whether an expression is shown to be a tensor."""
     if isinstance(node, cst.Name):
         sources = assignments(scope).get(node.value, [])
-        if node.value in function.tensors:
-            return not sources
+        if node.value in seen or not sources:  # seen before: as its other sources are
+            return node.value in seen or node.value in function.tensors
         deeper = seen | {node.value}
-        return (
-            node.value not in seen
-            and len(sources) == 1
-            and _is_tensor(sources[0], function, scope, deeper)
-        )
+        return all(_is_tensor(source, function, scope, deeper) for source in sources)
     if isinstance(node, cst.BinaryOperation):
         sides = (node.left, node.right)
         return any(_is_tensor(side, function, scope, seen) for side in sides)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from gradcheck_lint.analyses.spent_iterators import spent_uses
 from gradcheck_lint.model.syntax import boolean, bound_names, dotted_name, keyword
 from gradcheck_lint.model.values import Kind
 from gradcheck_lint.rules._rule import Rule, Violation
@@ -63,6 +64,21 @@ class NoEffect(Rule):
                     yield from _dropped(node.value, function)
             elif isinstance(node, cst.Assign) and len(node.targets) == 1:
                 yield from _not_read(node, node.targets[0].target, function)
+        yield from _of_nothing(function)
+
+
+def _of_nothing(function: FunctionModel) -> Iterator[Violation]:
+    """Yield the loops that change what an iterator gives, which has nothing left."""
+    for use in spent_uses(function):
+        if use.how == "loop":
+            when = "from the second time on" if use.again else "any more"
+            yield Violation(
+                use.node,
+                f"`{use.path}` is an iterator that gives nothing {when}: this changes nothing",
+                Severity.ERROR if use.is_sure and not use.again else Severity.WARNING,
+                f"make a list of it: `{use.path} = list(...)`",
+                ((use.by, "made once" if use.again else "gone through here"),),
+            )
 
 
 def _not_called(attribute: cst.Attribute, function: FunctionModel) -> Iterator[Violation]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.in_place.copy_onto_itself.best_models import best_models
 from gradcheck_lint.rules.in_place.copy_onto_itself.kept_states import kept_states
+from gradcheck_lint.rules.in_place.copy_onto_itself.own_copies import own_copies
 from gradcheck_lint.rules.in_place.copy_onto_itself.second_names import second_names
 from gradcheck_suite import catalogue
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CopyOntoItself(Rule):
-    """A state dict is kept without a copy and loaded later, or a target network is no copy."""
+    """A state dict is kept without a copy, a target network is no copy, or is given its own."""
 
     entry = catalogue.COPY_ONTO_ITSELF
 
@@ -25,6 +26,8 @@ class CopyOntoItself(Rule):
         """Yield every state that is kept by reference, and every second name of one network."""
         module = function.module
         yield from best_models(function)
+        if module.mentions(b"load_state_dict", b"zip(", b"copy_("):
+            yield from own_copies(function)
         if module.mentions(b"load_state_dict", b"zip("):
             yield from kept_states(function)
             yield from second_names(function)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from gradcheck_lint.model.module import FunctionModel, ModuleModel
 
-__all__ = ["kept_states"]
+__all__ = ["kept_states", "owner_of_state", "without_copy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,29 +126,29 @@ _SAME_MEMORY: Final = _MOVES_TO_CPU | {"detach", "data", "numpy", "contiguous", 
 
 def _states_in(value: cst.BaseExpression, module: ModuleModel) -> Iterator[tuple[str, str | None]]:
     """Yield the models whose state a value is, by reference, and the key it has in a dictionary."""
-    owner = _owner_of_state(value, module)
+    owner = owner_of_state(value, module)
     if owner is not None:
         yield owner, None
     elif isinstance(value, cst.Dict):
         for element in value.elements:
             if isinstance(element, cst.DictElement) and isinstance(element.key, cst.SimpleString):
-                owner, key = _owner_of_state(element.value, module), plain_string(element.key)
+                owner, key = owner_of_state(element.value, module), plain_string(element.key)
                 if owner is not None and key is not None:
                     yield owner, key
     elif isinstance(value, cst.Call) and dotted_name(value.func) == "dict":
         for argument in value.args:
-            owner = _owner_of_state(argument.value, module)
+            owner = owner_of_state(argument.value, module)
             if owner is not None and argument.keyword is not None:
                 yield owner, argument.keyword.value
 
 
-def _owner_of_state(value: cst.BaseExpression, module: ModuleModel) -> str | None:
+def owner_of_state(value: cst.BaseExpression, module: ModuleModel) -> str | None:
     """Return ``model`` of ``model.state_dict()``, also where the dictionary alone is copied."""
     while isinstance(value, cst.Call):
         if isinstance(value.func, cst.Attribute):
             method = value.func.attr.value
             if method in _LISTING:
-                return dotted_name(value.func.value) if not value.args else None
+                return place_name(value.func.value) if not value.args else None
             if method == "copy" and not value.args:
                 value = value.func.value
                 continue
@@ -219,7 +219,7 @@ def _loads(module: ModuleModel) -> list[_Load]:
             and node.args
             and boolean(keyword(node, "assign")) is not True
             and (owner := dotted_name(node.func.value)) is not None
-            and (state := place_name(_without_copy(node.args[0].value))) is not None
+            and (state := place_name(without_copy(node.args[0].value))) is not None
         ]
         module.memo["loads of states"] += [
             _Load(function.scope, index, node, owner, state)
@@ -250,7 +250,7 @@ def _copied_back(loop: cst.For) -> Iterator[tuple[str, str]]:
 _PAIR: Final = 2
 
 
-def _without_copy(state: cst.BaseExpression) -> cst.BaseExpression:
+def without_copy(state: cst.BaseExpression) -> cst.BaseExpression:
     """Return what is copied when it is loaded, which is too late."""
     is_copied = isinstance(state, cst.Call) and len(state.args) == 1
     if is_copied and last_word(dotted_name(state.func)) in {"deepcopy", "copy"}:  # type: ignore[attr-defined]

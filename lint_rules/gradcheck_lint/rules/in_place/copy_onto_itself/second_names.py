@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from gradcheck_lint.model.module import FunctionModel, ModuleModel
 
-__all__ = ["second_names"]
+__all__ = ["parameters_of", "second_names"]
 
 
 def second_names(function: FunctionModel) -> Iterator[Violation]:
@@ -117,13 +117,20 @@ def _copied(call: cst.Call) -> Iterator[tuple[str, str]]:
         if owner is not None and other is not None:
             yield owner, other
     elif dotted_name(call.func) == "zip" and len(call.args) == _PAIR:
-        one, other = (_owner_of(each.value, _PARAMETERS) for each in call.args)
+        one, other = (parameters_of(each.value) for each in call.args)
         if one is not None and other is not None:
             yield one, other
 
 
 _PAIR: Final = 2
 _PARAMETERS: Final = frozenset({"parameters", "named_parameters", "buffers"})
+
+
+def parameters_of(node: cst.BaseExpression) -> str | None:
+    """Return ``model`` of ``model.parameters()``, and of a list of them."""
+    if isinstance(node, cst.Call) and dotted_name(node.func) in {"list", "tuple"} and node.args:
+        node = node.args[0].value
+    return _owner_of(node, _PARAMETERS)
 
 
 def _owner_of(node: cst.BaseExpression | None, methods: frozenset[str] | set[str]) -> str | None:
