@@ -72,6 +72,7 @@ from gradcheck_suite.auditing.detectors.mode.dropout_ignores_eval import Dropout
 from gradcheck_suite.auditing.detectors.mode.initial_statistics import (
     InitialStatisticsDetector,
 )
+from gradcheck_suite.auditing.detectors.mode.seeded_again import SeededAgainDetector
 from gradcheck_suite.auditing.detectors.mode.stuck_in_eval import StuckInEvalDetector
 from gradcheck_suite.auditing.detectors.mode.train_mode_in_eval import TrainModeInEvalDetector
 from gradcheck_suite.auditing.detectors.refusals.refused_by_torch import RefusedByTorchDetector
@@ -186,6 +187,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         StuckInEvalDetector(recorder, windows),
         DropoutIgnoresEvalDetector(),
         InitialStatisticsDetector(recorder),
+        SeededAgainDetector(recorder.optimizers),
         ParameterNotOptimizedDetector(recorder, windows, leaves),
         ParameterInTwoOptimizersDetector(windows, names),
         OptimizerMadeAnewDetector(recorder),

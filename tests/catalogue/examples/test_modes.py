@@ -90,3 +90,10 @@ def test_gcs903_raises_after_the_step_is_done(example, instead, batches):
     with pytest.raises(IndexError, match=r"invalid index of a 0-dim tensor\. Use `tensor\.item"):
         example("GCS903").train_step(model, optimizer, x, y)
     assert isinstance(instead("GCS903").train_step(model, optimizer, x, y), float)
+
+
+def test_gcs705_noise_repeats(example, instead):
+    x = torch.zeros(4, 8)
+    again, once = example("GCS705"), instead("GCS705")
+    assert torch.equal(again.noisy(x), again.noisy(x))
+    assert not torch.equal(once.noisy(x), once.noisy(x))
