@@ -92,8 +92,17 @@ def test_gcs903_raises_after_the_step_is_done(example, instead, batches):
     assert isinstance(instead("GCS903").train_step(model, optimizer, x, y), float)
 
 
-def test_gcs705_noise_repeats(example, instead):
-    x = torch.zeros(4, 8)
-    again, once = example("GCS705"), instead("GCS705")
-    assert torch.equal(again.noisy(x), again.noisy(x))
-    assert not torch.equal(once.noisy(x), once.noisy(x))
+def test_gcs705_noise_repeats(example, instead, monkeypatch):
+    drawn = []
+
+    def noise(like):
+        drawn.append(torch.rand(like.shape))
+        return drawn[-1]
+
+    monkeypatch.setattr(torch, "randn_like", noise)
+    batches = [(torch.randn(4, 8), torch.randn(4, 1)) for _ in range(3)]
+    example("GCS705").train(batches)
+    assert torch.equal(drawn[0], drawn[1])
+    drawn.clear()
+    instead("GCS705").train(batches)
+    assert not torch.equal(drawn[0], drawn[1])
