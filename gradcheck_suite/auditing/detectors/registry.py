@@ -24,6 +24,9 @@ from gradcheck_suite.auditing.detectors.connectivity.frozen_leaves import Frozen
 from gradcheck_suite.auditing.detectors.connectivity.grad_read_on_non_leaf import (
     GradReadOnNonLeafDetector,
 )
+from gradcheck_suite.auditing.detectors.connectivity.loaded_and_overwritten import (
+    LoadedAndOverwrittenDetector,
+)
 from gradcheck_suite.auditing.detectors.connectivity.masked_rows import MaskedRowsDetector
 from gradcheck_suite.auditing.detectors.connectivity.nothing_loaded import NothingLoadedDetector
 from gradcheck_suite.auditing.detectors.connectivity.parameter_without_gradient import (
@@ -212,6 +215,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         GradReadOnNonLeafDetector(),
         RepeatedLayerDetector(),
         NothingLoadedDetector(),
+        LoadedAndOverwrittenDetector(recorder),
         GraphKeptDetector(recorder, carried),
         GraphWithoutBackwardDetector(recorder),
         HookPilesUpDetector(leaves),
