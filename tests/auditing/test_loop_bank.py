@@ -16,6 +16,7 @@ from tests.auditing.loops import (  # noqa: F401 - they fill the bank
     by_hand,
     checkpoints,
     clipping,
+    copies,
     everyday,
     frozen_statistics,
     guards,

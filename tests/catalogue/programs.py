@@ -347,6 +347,10 @@ def _regression_of_ten(names: ModuleType) -> Found:
     return audited(lambda: names.train(model, batches(10)))
 
 
+def _regression_of_its_own(names: ModuleType) -> Found:
+    return audited(lambda: names.train(batches(10)))
+
+
 def _warmed_up(names: ModuleType) -> Found:
     model = regression()
     return audited(lambda: names.train(model, batches(8), 2))
@@ -580,9 +584,9 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS315": (_two_optimizers,),
     "GCS316": (_train_optimizer,),
     "GCS317": (_interrupted,),
-    "GCS318": (_regression_of_ten,),
+    "GCS318": (_regression_of_its_own,),
     "GCS319": (_regression_of_ten,),
-    "GCS320": (_regression_of_ten,),
+    "GCS320": (_regression_of_its_own,),
     "GCS401": (_cut,),
     "GCS402": (_backbone,),
     "GCS403": (_module(lambda names: names.Block(4), 2, 4),),
@@ -596,6 +600,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS411": (_two_levels,),
     "GCS412": (_module(lambda names: names.Encoder(4, 3), 2, 4),),
     "GCS413": (_resumed_from,),
+    "GCS414": (lambda names: audited(lambda: names.train(torch.randn(12, 4, 6))),),
     "GCS501": (_function("Scale", (2, 4), 3.0), _checked("Scale", (2, 4), more=(3.0,))),
     "GCS502": (_legacy_call,),
     "GCS503": (_function("ShiftedExp", (2, 4)), _checked("ShiftedExp", (2, 4))),

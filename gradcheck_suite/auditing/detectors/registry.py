@@ -9,6 +9,9 @@ from gradcheck_suite.auditing.detectors.accumulation_windows import Accumulation
 from gradcheck_suite.auditing.detectors.connectivity.constant_loss_term import (
     ConstantLossTermDetector,
 )
+from gradcheck_suite.auditing.detectors.connectivity.copy_left_behind import (
+    CopyLeftBehindDetector,
+)
 from gradcheck_suite.auditing.detectors.connectivity.derivative_left_out import (
     DerivativeLeftOutDetector,
 )
@@ -50,6 +53,7 @@ from gradcheck_suite.auditing.detectors.corruption.shared_state import SharedSta
 from gradcheck_suite.auditing.detectors.corruption.slice_write_in_loop import (
     SliceWriteInLoopDetector,
 )
+from gradcheck_suite.auditing.detectors.corruption.stale_graph import StaleGraphDetector
 from gradcheck_suite.auditing.detectors.functions.function_calls import FunctionCallDetector
 from gradcheck_suite.auditing.detectors.functions.function_contract import FunctionContractDetector
 from gradcheck_suite.auditing.detectors.functions.parameters_left_out import (
@@ -158,6 +162,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         leaves,
         UnreducedShardsDetector(recorder, names),
         SavedTensorModifiedDetector(recorder, names, carried),
+        StaleGraphDetector(recorder, leaves),
         SliceWriteInLoopDetector(recorder.write_log),
         CopyOntoItselfDetector(recorder, names),
         OuterBroadcastDetector(recorder),
@@ -184,7 +189,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         ParameterNotOptimizedDetector(recorder, windows, leaves),
         ParameterInTwoOptimizersDetector(windows, names),
         OptimizerMadeAnewDetector(recorder),
-        NoEffectDetector(recorder, windows),
+        NoEffectDetector(recorder.optimizers),
         SharedMemoryDetector(recorder.optimizers, names),
         SharedStateDetector(recorder.optimizers, windows),
         OneNetworkDetector(recorder),
@@ -201,6 +206,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         MaskedRowsDetector(recorder, windows, leaves, names),
         FrozenStatisticsDetector(names),
         FrozenLeavesDetector(windows, leaves),
+        CopyLeftBehindDetector(recorder, leaves, names),
         GradReadOnNonLeafDetector(),
         RepeatedLayerDetector(),
         NothingLoadedDetector(),

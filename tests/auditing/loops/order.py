@@ -641,3 +641,64 @@ def critic_cleared_after_each_of_two_actor_losses():
         of_critic.zero_grad()
         nn.functional.mse_loss(critic(torch.cat([x, y], 1)), y).backward()
         of_critic.step()
+
+
+class Propagated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(6, 4))
+        self.register_buffer("neighbours", torch.rand(6, 6).softmax(1))
+
+    def forward(self):
+        return torch.stack([self.table, self.neighbours @ self.table]).mean(0)
+
+
+def _scores(rows, number):
+    return nn.functional.logsigmoid(rows[number % 6] @ rows[(number + 1) % 6])
+
+
+@buggy("GCS109")
+def table_propagated_once_an_epoch():
+    model = Propagated()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        rows = model()
+        for number in range(6):
+            optimizer.zero_grad()
+            loss = -_scores(rows, number) + model.table.square().mean()
+            loss.backward(retain_graph=True)  # <- here
+            optimizer.step()
+
+
+@clean
+def table_propagated_for_each_step():
+    model = Propagated()
+    optimizer = torch.optim.Adam(model.parameters())
+    for number in range(12):
+        optimizer.zero_grad()
+        (-_scores(model(), number)).backward()
+        optimizer.step()
+
+
+@clean
+def table_propagated_once_for_all_losses_of_a_step():
+    model = Propagated()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(4):
+        optimizer.zero_grad()
+        rows = model()
+        for number in range(6):
+            (-_scores(rows, number)).backward(retain_graph=number < 5)
+        optimizer.step()
+
+
+@clean
+def table_that_is_not_trained():
+    model, head = Propagated(), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    rows = model()
+    for _ in range(6):
+        optimizer.zero_grad()
+        model.zero_grad()
+        (head(rows.detach()).mean() + rows.mean()).backward(retain_graph=True)
+        optimizer.step()

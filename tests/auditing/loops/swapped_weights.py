@@ -325,3 +325,63 @@ def noise_on_weights_that_are_also_decayed():
             for p in model.parameters():
                 p.mul_(0.999).add_(torch.randn_like(p), alpha=1e-3)
         step(model, optimizer)
+
+
+@torch.no_grad()
+def drawn(model):
+    return model(torch.randn(8, 4)).mean().item()
+
+
+@buggy("GCS316")
+def average_in_a_model_without_modes():
+    model = network()
+    average = Average(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number in range(16):
+        step(model, optimizer)
+        average.update()
+        if number % 3 == 2:
+            average.apply()
+            drawn(model)
+
+
+@clean
+def average_taken_back_in_a_model_without_modes():
+    model = network()
+    average = Average(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number in range(16):
+        step(model, optimizer)
+        average.update()
+        if number % 3 == 2:
+            average.apply()
+            drawn(model)
+            average.restore()
+
+
+@clean
+def weights_of_length_one_in_each_step():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(12):
+        drawn(model)
+        step(model, optimizer)
+        with torch.no_grad():
+            model[0].weight.copy_(nn.functional.normalize(model[0].weight))
+        drawn(model)
+
+
+@clean
+def slow_weights_that_training_goes_on_from():
+    model = network()
+    slow = [p.detach().clone() for p in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(24):
+        step(model, optimizer)
+        if number % 4 == 3:
+            with torch.no_grad():
+                for kept, p in zip(slow, model.parameters(), strict=True):
+                    kept.lerp_(p, 0.5)
+                    p.copy_(kept)
+        if number % 12 == 11:
+            drawn(model)

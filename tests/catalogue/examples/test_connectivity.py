@@ -256,3 +256,18 @@ def test_gcs413_a_state_loads_nothing(example, instead):
     assert torch.equal(resumed[0].weight, checkpoint["0.weight"])
     untouched = example("GCS413").resume(checkpoint)
     assert not torch.equal(untouched[0].weight, checkpoint["0.weight"])
+
+
+def test_gcs414_a_part_of_a_copy_stays(example, instead):
+    inputs = torch.randn(40, 4, 6)
+
+    def slow_parts(program, steps):
+        torch.manual_seed(0)
+        model = program.train(inputs[:steps])
+        return model.slow_body.weight, model.slow_head.weight
+
+    body, head = slow_parts(example("GCS414"), 0)
+    followed, left = slow_parts(example("GCS414"), 40)
+    assert torch.equal(head, left)
+    assert not torch.equal(body, followed)
+    assert not torch.equal(head, slow_parts(instead("GCS414"), 40)[1])

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.recorder import Recorder
     from gradcheck_suite.auditing.saved_tensors.graph_lifetime import Generation
 
-__all__ = ["Entry", "StateNotDetached"]
+__all__ = ["Entry", "StateNotDetached", "edge_of", "leaves_under"]
 
 _MOST_NODES = 20_000
 """Nodes that are looked at above and below the edge to the older graph. A bound on cost, see
@@ -125,7 +125,7 @@ class StateNotDetached:
 
 def _entry_of(event: BackwardStarted | BackwardFailed, generation: Generation) -> Entry | None:
     """Return where new nodes lead to old ones."""
-    nodes, site, is_whole, is_carried = _edge_of(event, generation.known)
+    nodes, site, is_whole, is_carried = edge_of(event, generation.known)
     if not nodes:
         return None
     reused = [each for reference in generation.reused if (each := reference()) is not None]
@@ -144,7 +144,7 @@ def _entry_of(event: BackwardStarted | BackwardFailed, generation: Generation) -
     )
 
 
-def _edge_of(
+def edge_of(
     event: BackwardStarted | BackwardFailed, known: int
 ) -> tuple[list[Node], CallSite | None, bool, bool]:
     """Return the old nodes that are come to first, and the line that was given what they made.
@@ -173,11 +173,12 @@ def _edge_of(
         waiting.extend((edge, here) for edge, _ in node.next_functions if edge is not None)
     nodes = [node for node, _ in old]
     site = next((site for _, site in old if site is not None), None)
-    carried = bool(nodes) and not new_leaves.isdisjoint(_leaves_under([*nodes]))
+    carried = bool(nodes) and not new_leaves.isdisjoint(leaves_under([*nodes]))
     return nodes, site, len(seen) == len(old), carried
 
 
-def _leaves_under(waiting: list[Node]) -> set[Node]:
+def leaves_under(waiting: list[Node]) -> set[Node]:
+    """Return the nodes below these that lead to nothing more, those of leaves among them."""
     seen: set[Node] = set()
     leaves: set[Node] = set()
     while waiting and len(seen) < _MOST_NODES:
@@ -196,7 +197,7 @@ def _explained(entry: Entry, event: BackwardFailed) -> Finding:
     if entry.is_of_an_earlier_step:
         return _finding(entry, event)
     # The state is a tensor of the program's: it lives where some function can reach it.
-    nodes = set(_edge_of(event, entry.known)[0])
+    nodes = set(edge_of(event, entry.known)[0])
     return (_computed_once if entry.again else _twice)(entry, event, held_over(nodes))
 
 

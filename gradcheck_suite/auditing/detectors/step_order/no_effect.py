@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import user_files_with
-from gradcheck_suite.auditing.detectors.leaf_records import is_looked_at
 from gradcheck_suite.auditing.events import SessionEnded, StepStarted
 from gradcheck_suite.auditing.object_names.optimizers import parameters_of
 from gradcheck_suite.auditing.source_analysis.source import function_at, tree_of
@@ -26,14 +25,17 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-    from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindows
     from gradcheck_suite.auditing.events import Subscriptions
-    from gradcheck_suite.auditing.recorder import Recorder
+    from gradcheck_suite.auditing.object_names.optimizers import Optimizers
 
 __all__ = ["NoEffectDetector"]
 
 _MISSPELT = re.compile(r"(?!requires_grad\b)req\w{1,8}?_?grad\w{0,5}")
 """What people write in place of ``requires_grad``; the linter goes by the same."""
+
+
+_FIRST_STEPS = 4
+"""From this step on, powers of two alone are looked at. A bound on cost."""
 
 
 @dataclass(slots=True)
@@ -50,23 +52,21 @@ class _Attribute:
 class NoEffectDetector:
     """Reports no-effect (GCS318) of attributes."""
 
-    def __init__(self, recorder: Recorder, windows: AccumulationWindows) -> None:
-        self._optimizers = recorder.optimizers
-        self._windows = windows
+    def __init__(self, optimizers: Optimizers) -> None:
+        self._optimizers = optimizers
         self._found: dict[tuple[str, str], _Attribute] = {}
 
     def subscriptions(self) -> Subscriptions:
-        """Look at the first steps of an optimizer, those that are powers of two, and at the end."""
+        """Look at the first steps, those that are powers of two, and at the end."""
         return {StepStarted: self._begin_step, SessionEnded: self._end}
 
     def findings(self) -> list[Finding]:
         """Return one finding for each attribute."""
         return [_finding(each) for each in self._found.values()]
 
-    def _begin_step(self, event: StepStarted) -> None:
-        steps = self._windows.of(event.optimizer).steps
-        if is_looked_at(steps):
-            self._look_at([event.optimizer])
+    def _begin_step(self, event: StepStarted) -> int | None:
+        self._look_at(self._optimizers.known())
+        return None if event.number < _FIRST_STEPS else 1 << event.number.bit_length()
 
     def _end(self, _event: SessionEnded) -> None:
         self._look_at(self._optimizers.known())

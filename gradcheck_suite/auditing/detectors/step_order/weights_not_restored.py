@@ -2,9 +2,10 @@
 
 A moving average is copied into the model, or its weights are binarized or quantized, the model is
 evaluated, and nobody puts back what the last step had left. Looked for from the first evaluation
-on: a few elements of a parameter after each step, when the model is called in evaluation mode, and
-before the next step. Weights that are clipped, masked or synchronized between other steps too are
-what the method does, and so is an earlier state that is loaded again, as in meta-learning.
+on: a few elements of a parameter after each step, when the model is called in evaluation mode or
+without recording, and before the next step. Weights that are clipped, masked or synchronized
+between other steps too are what the method does, and so is an earlier state that is loaded again,
+as in meta-learning.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, call_site, location_of
@@ -25,6 +25,7 @@ from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.gradients import sample_of
 from gradcheck_suite.auditing.events import (
     Attention,
+    ForwardFinished,
     ModeChanged,
     SessionEnded,
     StepFinished,
@@ -63,7 +64,7 @@ class _Followed:
     Attributes:
         module: the model.
         name: what the user calls it.
-        optimizer: what trains it.
+        optimizer: the class of what trains it.
         parameter: one of those that it trains.
         sequence: when its last step had ended.
         last: elements of the parameter then; None where that step was not seen.
@@ -75,11 +76,12 @@ class _Followed:
         quiet: how many evaluations in a row had the weights of the last step.
         usual: how many steps without an evaluation were compared.
         changes: before how many of them the weights had changed as well.
+        switched: whether it was put into evaluation mode.
     """
 
     module: weakref.ref[nn.Module]
     name: str
-    optimizer: weakref.ref[Optimizer]
+    optimizer: str
     parameter: weakref.ref[Tensor]
     sequence: int = 0
     last: Tensor | None = None
@@ -91,6 +93,7 @@ class _Followed:
     usual: int = 0
     changes: int = 0
     evaluated: bool = False
+    switched: bool = False
     stop: Callable[[], None] | None = field(default=None, repr=False)
 
     def is_watched(self) -> bool:
@@ -122,11 +125,13 @@ class WeightsNotRestoredDetector:
         self._recorder = recorder
         self._windows = windows
         self._followed: list[_Followed] = []
+        self._classes: set[type[nn.Module]] = set()
 
     def subscriptions(self) -> Subscriptions:
         """Follow models from one step over an evaluation to the next."""
         return {
             ModeChanged: self._change,
+            ForwardFinished: self._meet,
             StepStarted: self._begin_step,
             StepFinished: self._end_step,
             WatchResumed: self._resume,
@@ -144,16 +149,36 @@ class WeightsNotRestoredDetector:
     def _change(self, event: ModeChanged) -> Attention | None:
         if event.training:
             return None
-        known = next((each for each in self._followed if each.module() is event.module), None)
-        if known is None:
-            known = self._follow(event.module)
+        known = self._of(event.module)
         if known is None or not known.is_watched():
             return None
         if known.stop is None:
+            known.switched = True
             known.stop = self._recorder.module_calls.listen(
-                event.module, lambda module, _output: self._look(known, module)
+                event.module, lambda module, _output: self._look_if_evaluating(known, module)
             )
         return Attention.AWAKE
+
+    def _meet(self, event: ForwardFinished) -> None:
+        """Ask for the calls of models of a class that is new, from now on."""
+        kind = type(event.module)
+        is_new = kind not in self._classes and not isinstance(event.module, torch.jit.ScriptModule)
+        if is_new and event.grad_enabled:
+            self._classes.add(kind)
+            self._recorder.module_calls.listen_to_models(kind, self._after_call)
+
+    def _after_call(self, module: nn.Module, _output: object, _given: object) -> None:
+        if torch.is_grad_enabled() or not self._recorder.state.running:
+            return
+        known = self._of(module)
+        if known is not None and known.is_watched() and not known.evaluated:
+            self._look(known)
+            # It may sleep, which nobody but an event ends.
+            self._recorder.bus.wake_all()
+
+    def _of(self, module: nn.Module) -> _Followed | None:
+        known = next((each for each in self._followed if each.module() is module), None)
+        return self._follow(module) if known is None else known
 
     def _follow(self, module: nn.Module) -> _Followed | None:
         if len(self._followed) >= _MOST:
@@ -165,17 +190,21 @@ class WeightsNotRestoredDetector:
             if optimizer is not None and owned and window.steps:
                 largest: weakref.ref[Tensor] = weakref.ref(max(owned, key=torch.Tensor.numel))
                 name = variable_of(module) or type(module).__name__
-                known = _Followed(weakref.ref(module), name, weakref.ref(optimizer), largest)
+                kind = type(optimizer).__name__
+                known = _Followed(weakref.ref(module), name, kind, largest)
                 self._followed.append(known)
                 return known
         return None
 
-    def _look(self, known: _Followed, module: nn.Module) -> None:
-        """Look at the weights with which it is called in evaluation mode."""
+    def _look_if_evaluating(self, known: _Followed, module: nn.Module) -> None:
         known.end()
         known.evaluated = True
-        if module.training:
-            return
+        if not module.training:
+            self._look(known)
+
+    def _look(self, known: _Followed) -> None:
+        """Look at the weights with which it is evaluated."""
+        known.evaluated = True
         now = known.now()
         is_earlier = now is not None and any(_are_same(now, each) for each in known.evaluated_with)
         if now is not None and not is_earlier:
@@ -233,16 +262,16 @@ def _are_same(one: Tensor, other: Tensor) -> bool:
 
 def _finding(known: _Followed) -> Finding:
     called, written, operation = known.first or (None, None, None)
-    optimizer = known.optimizer()
-    kind = "optimizer" if optimizer is None else type(optimizer).__name__
     where = location_of(written) or location_of(called)
     doubts = ["it was seen once"] if known.times == 1 else []
+    if not (known.switched or known.usual):
+        doubts.append("it was called without recording before each step, as no evaluation is")
     if operation is not None and operation not in _COPIES:
         doubts.append(f"they were changed in place by {operation}(), as pruning does")
     return Finding.of(
         catalogue.WEIGHTS_NOT_RESTORED,
         f"`{known.name}` was evaluated with weights that were written after the last "
-        f"{kind}.step(), and training went on from them, {known.times} time"
+        f"{known.optimizer}.step(), and training went on from them, {known.times} time"
         f"{'s' if known.times > 1 else ''}: what the steps had trained is lost; expected the "
         "weights to be put back after the evaluation",
         detector="audit",
