@@ -155,6 +155,16 @@ class ModuleModel:
         """The nodes whose result has no graph because nothing is recorded there."""
         self._asking: list[int] = []
         """The functions whose callers are being read."""
+        self._asking_for: set[tuple[str, str]] = set()
+        """The attributes whose sources are being read, by class and name."""
+        self._left_out = 0
+        """How often something was not asked, since it was being read."""
+        self._nested = 0
+        """How many functions are being read, each while another one is."""
+        self._provisional: set[int] = set()
+        """The functions that were read without all that is told of them elsewhere."""
+        self._read_again: set[int] = set()
+        """Those of them that were forgotten, which happens once."""
         self._depth = 0
         self._returns_optimizer: dict[int, bool] = {}
         self._optimizer_words: frozenset[str] | None = None
@@ -257,15 +267,37 @@ class ModuleModel:
             unrecorded=self.unrecorded,
             models=set() if around is None else set(around.models),
         )
+        left_out, self._nested = self._left_out, self._nested + 1
         given = self._given_by_callers(scope, recorder)
         reading = Reading(scope, self, mode, recorder)
         self._readings[id(scope)] = reading
         _bind_parameters(reading, given)
         StatementReader(reading).read_body(scope.body)
         self._finished.add(id(scope))
+        self.function(scope).forget()
         if scope.parent is None:
             self._forget_all_but(scope)
+        elif self._left_out > left_out:
+            self._provisional.add(id(scope))
+        self._left_out, self._nested = left_out, self._nested - 1
+        if not self._nested:
+            self._forget_provisional(but=scope)
         return reading
+
+    def _forget_provisional(self, *, but: FunctionScope) -> None:
+        """Forget what was read while something that it rests on was being read, once."""
+        for key in self._provisional - {id(but)}:
+            self._forget_once(self._models[key])
+        self._provisional.clear()
+
+    def _forget_once(self, known: FunctionModel) -> None:
+        key = id(known.scope)
+        if known.is_read and key not in self._read_again:
+            known.forget()
+            self._readings.pop(key, None)
+            self._finished.discard(key)
+            self._provisional.discard(key)
+            self._read_again.add(key)
 
     def _forget_all_but(self, top: FunctionScope) -> None:
         """Forget the functions that were read before a top level that calls them was known."""
@@ -288,22 +320,28 @@ class ModuleModel:
 
     def callers_of(self, scope: FunctionScope) -> Iterator[FunctionModel]:
         """Yield the functions that may call one by its name and have been, or can be, read."""
+        for caller in self._naming(scope):
+            if self._is_being_read(caller):
+                self._left_out += 1
+            else:
+                yield self.function(caller)
+
+    def _naming(self, scope: FunctionScope) -> Sequence[FunctionScope]:
         name = scope.name.rpartition(".")[2]
         if name == "__init__" and scope.owner is not None:
             name = scope.owner.name.rpartition(".")[2]
-        named = self._named_in
-        candidates: Sequence[FunctionScope] = named.get(name, ())
-        if name == "forward":
-            # A model is called by others than its own methods, under any name.
-            candidates = [
-                caller
-                for caller in self.scopes.functions
-                if name in caller.words or (caller.owner is not scope.owner and not caller.linked)
-            ]
-        for caller in candidates:
-            is_being_read = id(caller) in self._readings and id(caller) not in self._finished
-            if not is_being_read and id(caller) not in self._asking:
-                yield self.function(caller)
+        if name != "forward":
+            return self._named_in.get(name, ())
+        # A model is called by others than its own methods, under any name.
+        return [
+            caller
+            for caller in self.scopes.functions
+            if name in caller.words or (caller.owner is not scope.owner and not caller.linked)
+        ]
+
+    def _is_being_read(self, scope: FunctionScope) -> bool:
+        is_begun = id(scope) in self._readings and id(scope) not in self._finished
+        return is_begun or id(scope) in self._asking
 
     @cached_property
     def _named_in(self) -> dict[str, list[FunctionScope]]:
@@ -345,10 +383,19 @@ class ModuleModel:
         a way that can't be read) says nothing.
         """
         key = (class_name, attribute)
-        if key not in self._attributes:
-            self._attributes[key] = NOTHING
-            self._attributes[key] = self._read_attribute(class_name, attribute)
-        return self._attributes[key]
+        known = self._attributes.get(key)
+        if known is not None:
+            return known
+        if key in self._asking_for:
+            self._left_out += 1
+            return NOTHING
+        left_out = self._left_out
+        self._asking_for.add(key)
+        found = self._read_attribute(class_name, attribute)
+        self._asking_for.discard(key)
+        if self._left_out == left_out:
+            self._attributes[key] = found
+        return found
 
     def _read_attribute(self, class_name: str, attribute: str) -> Values:
         owner = self.scopes.classes.get(class_name.rpartition(".")[2])
@@ -385,8 +432,16 @@ class ModuleModel:
         if method is None or type(source) is not cst.Name:
             return NOTHING
         if id(method) in self._readings and id(method) not in self._finished:
+            self._left_out += 1
             return NOTHING
-        return self.function(method).bindings.get(source.value, NOTHING)
+        known = self.function(method)
+        if id(method) in self._provisional and not any(
+            map(self._is_being_read, self._naming(method))
+        ):
+            self._forget_once(known)
+        held = known.bindings.get(source.value, NOTHING)
+        self._left_out += id(method) in self._provisional
+        return held
 
     def _in_class_body(
         self, owner: ClassScope | None, attribute: str
