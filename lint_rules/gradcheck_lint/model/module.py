@@ -36,7 +36,7 @@ _TURNS_GRAD_OFF = re.compile(
 )
 _MOST_CALLERS = 8
 """How far up what callers hand over is looked up."""
-_MOST_CALLS = 4
+_MOST_CALLS = 10
 """How deep what a called function returns is looked up."""
 _GIVES_PARAMETERS = re.compile(
     rb"(self\.\w+)(?:\.(?:(?:named_)?parameters|eval)\(|\s*=[^=\n]*\.eval\(\)\s*$)", re.MULTILINE
