@@ -66,8 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     kept, first = (_NOW_LINT, _FIRST_LINT) if arguments.lint else (_NOW, _FIRST)
     look = _lint if arguments.lint else _run
     now = _read(kept)
-    for folder in sorted(_SETS.iterdir()) if not arguments.page else ():
-        names = [name for name in arguments.names if name != folder.name]
+    sets = sorted(_SETS.iterdir())
+    names = [name for name in arguments.names if name not in {folder.name for folder in sets}]
+    for folder in sets if not arguments.page else ():
         if folder.name in arguments.names or not arguments.names or names:
             result = run_set(folder, names, look)
             if names:

@@ -49,6 +49,7 @@ LegacyFunctionCalled       before torch refuses to call an instance of an ``auto
 NonLeafGradientRead        when torch warns that ``.grad`` of such a tensor is read
 TorchWarned                at any other warning that is shown, recorded or logged
 AutocastEntered            when autocast is entered where it was off
+GeneratorSet               after ``manual_seed`` and ``set_rng_state`` of torch's own generator
 GradModeChanged            at ``no_grad``, ``inference_mode``, ``enable_grad``, ``set_grad_enabled``
 StateTaken                 after the outermost ``module.state_dict()``
 StateLoaded                after the outermost ``module.load_state_dict(...)`` that did not raise
@@ -99,6 +100,7 @@ __all__ = [
     "Event",
     "ForwardFinished",
     "ForwardHookRegistered",
+    "GeneratorSet",
     "GradModeChanged",
     "GradientsAskedInside",
     "GradientsCleared",
@@ -494,6 +496,13 @@ class StateTaken(NamedTuple):
     site: CallSite | None
 
 
+class GeneratorSet(NamedTuple):
+    """Torch's own generator was given a seed, or a state: ``seed`` is None then."""
+
+    seed: int | None
+    site: CallSite | None
+
+
 class StateLoaded(NamedTuple):
     """A module was given a state, of whose entries those were taken that fit.
 
@@ -619,6 +628,7 @@ Event: TypeAlias = (
     | AutocastEntered
     | DropoutRanInEval
     | RecomputedDifferently
+    | GeneratorSet
     | GradModeChanged
     | StateTaken
     | StateLoaded

@@ -27,6 +27,7 @@ from tests.auditing.loops import (  # noqa: F401 - they fill the bank
     rates,
     scaling,
     schedules,
+    seeds,
     sixteen_bits,
     surroundings,
     swapped_weights,

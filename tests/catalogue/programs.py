@@ -351,6 +351,11 @@ def _regression_of_its_own(names: ModuleType) -> Found:
     return audited(lambda: names.train(batches(10)))
 
 
+def _loaded(names: ModuleType) -> Found:
+    checkpoint = names.Model().state_dict()
+    return audited(lambda: names.train(batches(6), checkpoint))
+
+
 def _warmed_up(names: ModuleType) -> Found:
     model = regression()
     return audited(lambda: names.train(model, batches(8), 2))
@@ -601,6 +606,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS412": (_module(lambda names: names.Encoder(4, 3), 2, 4),),
     "GCS413": (_resumed_from,),
     "GCS414": (lambda names: audited(lambda: names.train(torch.randn(12, 4, 6))),),
+    "GCS415": (_loaded,),
     "GCS501": (_function("Scale", (2, 4), 3.0), _checked("Scale", (2, 4), more=(3.0,))),
     "GCS502": (_legacy_call,),
     "GCS503": (_function("ShiftedExp", (2, 4)), _checked("ShiftedExp", (2, 4))),
@@ -626,6 +632,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS702": (_fitted,),
     "GCS703": (lambda names: audited(lambda: _run_in_eval(names)),),
     "GCS704": (_averaged,),
+    "GCS705": (_regression_of_its_own,),
     "GCS801": (_on_two_ranks("GCS801"),),
     "GCS802": (_on_two_ranks("GCS802"),),
     "GCS902": (_predicted,),

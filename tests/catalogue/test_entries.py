@@ -77,6 +77,7 @@ FROZEN = {
     "GCS412": "repeated-layer",
     "GCS413": "nothing-loaded",
     "GCS414": "copy-left-behind",
+    "GCS415": "loaded-and-overwritten",
     "GCS501": "backward-arity",
     "GCS502": "legacy-function",
     "GCS503": "missing-mark-dirty",
@@ -103,6 +104,7 @@ FROZEN = {
     "GCS702": "stuck-in-eval",
     "GCS703": "dropout-ignores-eval",
     "GCS704": "initial-statistics",
+    "GCS705": "seeded-again",
     "GCS801": "ranks-diverged",
     "GCS802": "gradient-not-synchronized",
     "GCS901": "legacy-variable",
@@ -115,12 +117,23 @@ WARNINGS = {
     *("GCS209",),
     *("GCS309", "GCS312", "GCS313", "GCS315", "GCS316", "GCS317", "GCS319", "GCS320", "GCS703"),
     *("GCS403", "GCS406", "GCS407", "GCS408", "GCS504", "GCS505", "GCS507", "GCS701"),
-    *("GCS702", "GCS704", "GCS412", "GCS413", "GCS111", "GCS112", "GCS414", "GCS614"),
+    *(
+        "GCS702",
+        "GCS704",
+        "GCS705",
+        "GCS412",
+        "GCS413",
+        "GCS111",
+        "GCS112",
+        "GCS414",
+        "GCS415",
+        "GCS614",
+    ),
 }
 FIXABLE = {"GCS107", "GCS201", "GCS305", "GCS404", "GCS504", "GCS901", "GCS902", "GCS903"}
 ONLY_AT_RUN_TIME = {
     *("GCS104", "GCS208", "GCS403"),
-    *("GCS315", "GCS410", "GCS414", "GCS801"),
+    *("GCS315", "GCS410", "GCS414", "GCS415", "GCS801"),
     *("GCS602", "GCS603", "GCS605", "GCS606", "GCS607", "GCS608", "GCS609"),
     *("GCS611", "GCS612", "GCS614"),
 }

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.recorder import Recorder
     from gradcheck_suite.findings import Finding
 
-__all__ = ["FreshLeaves", "LeafRecord", "LeafRecords", "is_looked_at"]
+__all__ = ["FreshLeaves", "LeafRecord", "LeafRecords", "is_looked_at", "next_looked_at"]
 
 _FIRST_STEPS = 4
 """In so many first steps each is looked at; after those, powers of two. A bound on cost: each look
@@ -111,6 +111,15 @@ class FreshLeaves:
         self.steps += step != self.step
         self.are_parameters = self.are_parameters and isinstance(leaf, nn.Parameter)
         self.step, self.last, self.site = step, weakref.ref(leaf), site
+
+
+def next_looked_at(step: int) -> int:
+    """Return the step after this one in which leaves are looked at; until then, one may sleep.
+
+    >>> [next_looked_at(step) for step in range(10)]
+    [1, 2, 3, 4, 8, 8, 8, 8, 16, 16]
+    """
+    return step + 1 if step + 1 < _FIRST_STEPS else 1 << step.bit_length()
 
 
 class LeafRecord:

@@ -24,6 +24,9 @@ from gradcheck_suite.auditing.detectors.connectivity.frozen_leaves import Frozen
 from gradcheck_suite.auditing.detectors.connectivity.grad_read_on_non_leaf import (
     GradReadOnNonLeafDetector,
 )
+from gradcheck_suite.auditing.detectors.connectivity.loaded_and_overwritten import (
+    LoadedAndOverwrittenDetector,
+)
 from gradcheck_suite.auditing.detectors.connectivity.masked_rows import MaskedRowsDetector
 from gradcheck_suite.auditing.detectors.connectivity.nothing_loaded import NothingLoadedDetector
 from gradcheck_suite.auditing.detectors.connectivity.parameter_without_gradient import (
@@ -72,6 +75,7 @@ from gradcheck_suite.auditing.detectors.mode.dropout_ignores_eval import Dropout
 from gradcheck_suite.auditing.detectors.mode.initial_statistics import (
     InitialStatisticsDetector,
 )
+from gradcheck_suite.auditing.detectors.mode.seeded_again import SeededAgainDetector
 from gradcheck_suite.auditing.detectors.mode.stuck_in_eval import StuckInEvalDetector
 from gradcheck_suite.auditing.detectors.mode.train_mode_in_eval import TrainModeInEvalDetector
 from gradcheck_suite.auditing.detectors.refusals.refused_by_torch import RefusedByTorchDetector
@@ -186,6 +190,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         StuckInEvalDetector(recorder, windows),
         DropoutIgnoresEvalDetector(),
         InitialStatisticsDetector(recorder),
+        SeededAgainDetector(recorder.optimizers),
         ParameterNotOptimizedDetector(recorder, windows, leaves),
         ParameterInTwoOptimizersDetector(windows, names),
         OptimizerMadeAnewDetector(recorder),
@@ -210,6 +215,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         GradReadOnNonLeafDetector(),
         RepeatedLayerDetector(),
         NothingLoadedDetector(),
+        LoadedAndOverwrittenDetector(recorder),
         GraphKeptDetector(recorder, carried),
         GraphWithoutBackwardDetector(recorder),
         HookPilesUpDetector(leaves),

@@ -23,6 +23,7 @@ from gradcheck_suite.auditing.instrumentation.modules import (
     StateSource,
 )
 from gradcheck_suite.auditing.instrumentation.optimizers import OptimizerSource, SchedulerSource
+from gradcheck_suite.auditing.instrumentation.random_state import RandomStateSource
 from gradcheck_suite.auditing.instrumentation.replacements import InPlaceReplacements
 from gradcheck_suite.auditing.instrumentation.scaling import ScalingSource
 from gradcheck_suite.auditing.instrumentation.torch_warnings import (
@@ -53,6 +54,7 @@ _SOURCES: Sequence[type[EventSource]] = (
     FunctionalDropoutSource,
     CheckpointSource,
     GradModeSource,
+    RandomStateSource,
     TorchWarningSource,
     LegacyFunctionSource,
     WarningLineSource,

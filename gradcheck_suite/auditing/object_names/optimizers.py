@@ -186,7 +186,8 @@ class Optimizers:
 
     def number_of(self, optimizer: Optimizer) -> int:
         """Return a number for this optimizer that no other one has, even after it is gone."""
-        self.note(optimizer)
+        if id(optimizer) not in self._known:
+            self.note(optimizer)
         return self._numbers[id(optimizer)]
 
     @property

@@ -318,3 +318,62 @@ class _OwnRate(torch.optim.SGD):
 def optimizer_that_keeps_its_rate():
     model = net()
     _steps(model, _OwnRate(model.parameters(), lr=0.1))
+
+
+class _Lookahead(torch.optim.Optimizer):
+    def __init__(self, inner):
+        self.inner, self.defaults, self.state = inner, inner.defaults, {}
+        self.param_groups = inner.param_groups
+
+    def step(self):
+        self.inner.step()
+
+    def zero_grad(self):
+        self.inner.zero_grad()
+
+
+def _resumed_lookahead():
+    model, inner = setup()
+    optimizer = _Lookahead(inner)
+    schedule = lr_scheduler.ExponentialLR(optimizer, 0.5)
+    inner.load_state_dict(inner.state_dict())
+    return model, optimizer, schedule
+
+
+@buggy("GCS306")
+def schedule_of_the_groups_before_a_state_was_loaded():
+    model, optimizer, schedule = _resumed_lookahead()
+    for _ in range(5):
+        _steps(model, optimizer)
+        schedule.step()  # <- here
+
+
+@clean
+def schedule_of_the_groups_that_were_loaded():
+    model, optimizer, schedule = _resumed_lookahead()
+    optimizer.param_groups = optimizer.inner.param_groups
+    for _ in range(5):
+        _steps(model, optimizer)
+        schedule.step()
+
+
+@clean
+def schedule_of_a_list_of_the_same_groups():
+    model, inner = setup()
+    optimizer = _Lookahead(inner)
+    optimizer.param_groups = list(inner.param_groups)
+    schedule = lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for _ in range(5):
+        _steps(model, optimizer)
+        schedule.step()
+
+
+@clean
+def two_optimizers_with_a_schedule_each():
+    model = net()
+    halves = [torch.optim.SGD(model[index].parameters(), lr=0.1) for index in (0, 2)]
+    schedules = [lr_scheduler.ExponentialLR(each, 0.9) for each in halves]
+    for _ in range(6):
+        for half, schedule in zip(halves, schedules, strict=True):
+            _steps(model, half)
+            schedule.step()

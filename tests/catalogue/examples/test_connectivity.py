@@ -271,3 +271,10 @@ def test_gcs414_a_part_of_a_copy_stays(example, instead):
     assert torch.equal(head, left)
     assert not torch.equal(body, followed)
     assert not torch.equal(head, slow_parts(instead("GCS414"), 40)[1])
+
+
+def test_gcs415_what_was_loaded_is_initialized(example, instead):
+    overwritten, kept = example("GCS415"), instead("GCS415")
+    checkpoint = kept.Model().state_dict()
+    assert torch.equal(kept.train([], checkpoint).body.weight, checkpoint["body.weight"])
+    assert not torch.equal(overwritten.train([], checkpoint).body.weight, checkpoint["body.weight"])

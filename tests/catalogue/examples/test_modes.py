@@ -90,3 +90,19 @@ def test_gcs903_raises_after_the_step_is_done(example, instead, batches):
     with pytest.raises(IndexError, match=r"invalid index of a 0-dim tensor\. Use `tensor\.item"):
         example("GCS903").train_step(model, optimizer, x, y)
     assert isinstance(instead("GCS903").train_step(model, optimizer, x, y), float)
+
+
+def test_gcs705_noise_repeats(example, instead, monkeypatch):
+    drawn = []
+
+    def noise(like):
+        drawn.append(torch.rand(like.shape))
+        return drawn[-1]
+
+    monkeypatch.setattr(torch, "randn_like", noise)
+    batches = [(torch.randn(4, 8), torch.randn(4, 1)) for _ in range(3)]
+    example("GCS705").train(batches)
+    assert torch.equal(drawn[0], drawn[1])
+    drawn.clear()
+    instead("GCS705").train(batches)
+    assert not torch.equal(drawn[0], drawn[1])

@@ -18,6 +18,7 @@ import torch
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import location_of
 from gradcheck_suite.auditing.detectors.gradients import sample_of
+from gradcheck_suite.auditing.detectors.leaf_records import next_looked_at
 from gradcheck_suite.auditing.events import Attention, SessionEnded, StepStarted
 from gradcheck_suite.auditing.object_names.tensor_names import listed, variable_of, written
 from gradcheck_suite.auditing.user_modes import ops_are_recorded, without_user_modes
@@ -96,9 +97,9 @@ class CopyLeftBehindDetector:
         is_first = event.number < _FIRST_STEPS
         if not ops_are_recorded():
             without_user_modes(self._look, is_first)
-        if is_first:
-            return None
-        return 1 << event.number.bit_length() if self._copies else Attention.ASLEEP
+        if is_first or self._copies:
+            return next_looked_at(event.number)
+        return Attention.ASLEEP
 
     def _end(self, _event: SessionEnded) -> None:
         if self._copies and not ops_are_recorded():

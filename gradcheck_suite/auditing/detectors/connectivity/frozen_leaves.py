@@ -21,6 +21,7 @@ from gradcheck_suite.auditing.call_sites import (
     user_frames,
 )
 from gradcheck_suite.auditing.detectors.base import related
+from gradcheck_suite.auditing.detectors.leaf_records import next_looked_at
 from gradcheck_suite.auditing.events import StepFinished
 from gradcheck_suite.auditing.object_names.tensor_names import listed, variable_of, written
 from gradcheck_suite.auditing.source_analysis.assignments import FreezingLine, freezing_lines
@@ -153,7 +154,7 @@ class FrozenLeavesDetector:
 
     def _end_step(self, event: StepFinished) -> int | None:
         if not self._leaves.is_looking:
-            return 1 << event.number.bit_length()  # the next step that is looked at
+            return next_looked_at(event.number)
         window = self._windows.stepped
         self._look_for_all_frozen(window, event)
         if event.number + 1 >= _ENOUGH:

@@ -15,7 +15,7 @@ from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import node_output_types
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors.base import related
-from gradcheck_suite.auditing.detectors.leaf_records import is_looked_at
+from gradcheck_suite.auditing.detectors.leaf_records import is_looked_at, next_looked_at
 from gradcheck_suite.auditing.events import BackwardStarted
 from gradcheck_suite.auditing.saved_tensors.saved_tensor import (
     line_near,
@@ -114,7 +114,7 @@ class OuterBroadcastDetector:
     def _before_backward(self, event: BackwardStarted) -> int | None:
         iteration = self._recorder.state.iteration
         if not is_looked_at(iteration):
-            return 1 << iteration.bit_length()
+            return next_looked_at(iteration)
         if event.site in self._losses or len(self._losses) < _MOST_LINES:
             self._look(event)
         return None

@@ -17,7 +17,7 @@ from gradcheck_suite._runtime.frames import code_of, definition_line
 from gradcheck_suite._torch_compat import hooks_of
 from gradcheck_suite.auditing.call_sites import is_user_code
 from gradcheck_suite.auditing.detectors.base import related
-from gradcheck_suite.auditing.detectors.leaf_records import is_looked_at
+from gradcheck_suite.auditing.detectors.leaf_records import is_looked_at, next_looked_at
 from gradcheck_suite.auditing.events import StepStarted
 from gradcheck_suite.auditing.source_analysis.source import function_at
 from gradcheck_suite.findings import Finding, Location, Severity
@@ -40,10 +40,6 @@ purposes."""
 _LOOKS = 2
 """Looks, steps apart, in which there were more than in the one before. Chosen: the least that
 shows it goes on."""
-
-
-_FIRST_STEPS = 4
-"""From this step on, powers of two alone are looked at: ``is_looked_at`` of ``leaf_records``."""
 
 
 @dataclass(slots=True)
@@ -90,7 +86,7 @@ class HookPilesUpDetector:
         step = event.number
         if is_looked_at(step):
             self._count(step)
-        return 1 << step.bit_length() if step >= _FIRST_STEPS else None
+        return next_looked_at(step)
 
     def _count(self, step: int) -> None:
         counted: dict[CodeType, tuple[str, int, int]] = {}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import user_files_with
+from gradcheck_suite.auditing.detectors.leaf_records import next_looked_at
 from gradcheck_suite.auditing.events import SessionEnded, StepStarted
 from gradcheck_suite.auditing.object_names.optimizers import parameters_of
 from gradcheck_suite.auditing.source_analysis.source import function_at, tree_of
@@ -32,10 +33,6 @@ __all__ = ["NoEffectDetector"]
 
 _MISSPELT = re.compile(r"(?!requires_grad\b)req\w{1,8}?_?grad\w{0,5}")
 """What people write in place of ``requires_grad``; the linter goes by the same."""
-
-
-_FIRST_STEPS = 4
-"""From this step on, powers of two alone are looked at. A bound on cost."""
 
 
 @dataclass(slots=True)
@@ -66,7 +63,7 @@ class NoEffectDetector:
 
     def _begin_step(self, event: StepStarted) -> int | None:
         self._look_at(self._optimizers.known())
-        return None if event.number < _FIRST_STEPS else 1 << event.number.bit_length()
+        return next_looked_at(event.number)
 
     def _end(self, _event: SessionEnded) -> None:
         self._look_at(self._optimizers.known())

@@ -135,7 +135,9 @@ class SchedulerBeforeStepDetector:
         taken = sum(
             each.steps
             for each in self._windows.all()
-            if each is not window and not each.ids.isdisjoint(window.ids)
+            if each is not window
+            and not each.ids.isdisjoint(window.ids)
+            and _groups_of(each).isdisjoint(_groups_of(window))
         )
         if window.steps != seen.steps:
             seen.heirs, seen.inherited, seen.idle = taken, 0, 0
@@ -149,13 +151,19 @@ class SchedulerBeforeStepDetector:
         for seen in self._all:
             if seen.repeated >= _ENOUGH and seen.repeated > seen.single:
                 found.setdefault(seen.site, _each_micro_batch(seen))
-            elif seen.steps and seen.idle >= _ENOUGH:
+            elif (seen.steps or not seen.early) and seen.idle >= _ENOUGH:
                 found.setdefault(seen.site, _of_the_old_one(seen))
             elif seen.early and not seen.steps and seen.beside >= _ENOUGH:
                 found.setdefault(seen.site, _of_another(seen))
             elif seen.early:
                 found.setdefault(seen.site, _before(seen))
         return list(found.values())
+
+
+def _groups_of(window: AccumulationWindow) -> set[int]:
+    """Return the identities of the groups, from which rates are read."""
+    optimizer = window.optimizer()
+    return set() if optimizer is None else set(map(id, optimizer.param_groups))
 
 
 def _before(seen: _Seen) -> Finding:
@@ -191,14 +199,19 @@ def _of_another(seen: _Seen) -> Finding:
 
 
 def _of_the_old_one(seen: _Seen) -> Finding:
+    what = f"{seen.scheduler}.step() schedules a {seen.optimizer} that takes no steps itself"
+    hint = "what wraps an optimizer has its groups anew after load_state_dict()"
+    if seen.steps:
+        what = f"{seen.scheduler}.step() still schedules a {seen.optimizer} that steps no more"
+        hint = "make the scheduler anew whenever the optimizer is"
     return Finding.of(
         catalogue.SCHEDULER_BEFORE_STEP,
-        f"{seen.scheduler}.step() still schedules a {seen.optimizer} that steps no more: another "
-        f"optimizer, which owns its parameters, took the last {seen.inherited} steps, at a rate "
-        "that nothing changes; expected the scheduler to be made anew with the optimizer",
+        f"{what}: another optimizer, which owns its parameters, took the last {seen.inherited} "
+        "steps, at the rate of its own groups, that nothing changes; expected the scheduler of the "
+        "optimizer that steps",
         detector="audit",
         location=location_of(seen.site),
-        hint="make the scheduler anew whenever the optimizer is",
+        hint=hint,
         evidence={
             "scheduler": seen.scheduler,
             "optimizer": seen.optimizer,

@@ -15,7 +15,7 @@ from gradcheck_suite._runtime.memory import is_readable
 from gradcheck_suite._torch_compat import node_output_types, number_of, reduces_to_mean
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors.base import related
-from gradcheck_suite.auditing.detectors.leaf_records import is_looked_at
+from gradcheck_suite.auditing.detectors.leaf_records import is_looked_at, next_looked_at
 from gradcheck_suite.auditing.events import BackwardStarted, StepFinished
 from gradcheck_suite.auditing.saved_tensors.saved_tensor import line_of_node, packed_tensors_of
 from gradcheck_suite.auditing.user_modes import ops_are_recorded, without_user_modes
@@ -98,7 +98,7 @@ class UnevenMeansDetector:
     def _before_backward(self, event: BackwardStarted) -> int | None:
         iteration = self._recorder.state.iteration
         if not is_looked_at(iteration):
-            return 1 << iteration.bit_length()
+            return next_looked_at(iteration)
         self._backwards += event.accumulates
         looks = event.accumulates and self._is_accumulating and not ops_are_recorded()
         if looks and len(self._means) < _MOST_BACKWARDS:
@@ -115,7 +115,7 @@ class UnevenMeansDetector:
         if len(means) > 1 and len({mean.backward for mean in means}) == 1:
             self._compare(means, event)
         iteration = self._recorder.state.iteration
-        return None if is_looked_at(iteration + 1) else 1 << iteration.bit_length()
+        return next_looked_at(iteration)
 
     def _compare(self, means: list[_Mean], event: StepFinished) -> None:
         least = min(mean.weight for mean in means)

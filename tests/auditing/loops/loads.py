@@ -1,0 +1,132 @@
+"""States that are loaded, and what is done to the weights afterwards."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.auditing.loops.bank import buggy, clean, data, mse, net
+
+
+def _train(model, steps=5):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for x, y in data(steps):
+        optimizer.zero_grad()
+        mse(model, x, y).backward()
+        optimizer.step()
+
+
+def _initialize(layer):
+    if isinstance(layer, nn.Linear):
+        nn.init.kaiming_normal_(layer.weight)  # <- here
+        nn.init.zeros_(layer.bias)
+
+
+class Scaled(nn.Module):
+    """A layer that sets itself by its first batch."""
+
+    def __init__(self, *, remembers):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.body = nn.Linear(4, 1)
+        self.is_set = False
+        if remembers:
+            self.register_buffer("was_set", torch.zeros(()))
+
+    def forward(self, x):
+        if not self.is_set and not getattr(self, "was_set", 0):
+            with torch.no_grad():
+                self.scale.copy_(1 / x.std(0))
+            self.is_set = True
+            if hasattr(self, "was_set"):
+                self.was_set.fill_(1)
+        return self.body(self.scale * x)
+
+
+class Normed(nn.Module):
+    """A layer that keeps its weight at length one."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(1, 4))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.weight.copy_(nn.functional.normalize(self.weight))
+        return x @ self.weight.t()
+
+
+def _state_of(model):
+    _train(model)
+    return {key: value.clone() for key, value in model.state_dict().items()}
+
+
+@buggy("GCS415")
+def initialized_after_it_was_loaded():
+    state = _state_of(net())
+    model = net()
+    model.load_state_dict(state)
+    model.apply(_initialize)
+    _train(model)
+
+
+@clean
+def initialized_before_it_was_loaded():
+    state = _state_of(net())
+    model = net()
+    model.apply(_initialize)
+    model.load_state_dict(state)
+    _train(model)
+
+
+@clean
+def head_initialized_after_a_load():
+    state = _state_of(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 1)))
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 1))
+    model.load_state_dict(state)
+    model[3].apply(_initialize)
+    _train(model)
+
+
+@buggy("GCS415")
+def layer_that_forgets_that_it_is_set():
+    state = _state_of(Scaled(remembers=False))
+    model = Scaled(remembers=False)
+    model.load_state_dict(state)
+    _train(model)
+
+
+@clean
+def layer_that_remembers_that_it_is_set():
+    state = _state_of(Scaled(remembers=True))
+    model = Scaled(remembers=True)
+    model.load_state_dict(state)
+    _train(model)
+
+
+@clean
+def layer_that_writes_to_its_weight_in_each_step():
+    state = _state_of(Normed())
+    model = Normed()
+    model.load_state_dict(state)
+    _train(model)
+
+
+@clean
+def scaled_after_a_load():
+    state = _state_of(net())
+    model = net()
+    model.load_state_dict(state)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(p * 0.9)
+    _train(model)
+
+
+@clean
+def loaded_twice():
+    state, other = _state_of(net()), _state_of(net())
+    model = net()
+    model.load_state_dict(state)
+    model.load_state_dict(other)
+    _train(model)
