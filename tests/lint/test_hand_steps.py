@@ -44,7 +44,67 @@ def fit(x, y, model):
     return w
 """
 
+_OWNERS = [
+    "opt.zero_grad()",
+    "self.model.zero_grad()",
+    "self.optimizer.step()",
+    "own.zero_grad(set_to_none=True)",
+]
+
+_OTHERS_ARE_ZEROED = """
+class Attack:
+    def __init__(self, model, optimizer):
+        self.model, self.optimizer = model, optimizer
+
+    def move(self, delta, grad, rate):
+        delta.data = (delta.data + rate * grad.sign()).clamp(-1, 1)
+
+    def start(self, x):
+        delta = torch.zeros_like(x).uniform_(-1, 1)
+        delta.requires_grad = True
+        return delta
+
+    def __call__(self, x, y, opt):
+        own = torch.optim.SGD(self.model.parameters(), 0.1)
+        delta = self.start(x)
+        for _ in range(10):
+            {zeroing}
+            loss = F.cross_entropy(self.model(x + delta), y)
+            loss.backward()
+            grad = delta.grad.detach()
+            {step}
+        return delta.detach()
+"""
+
 _CORRECT = {
+    "the optimizer of the tensor": """
+def attack(model, x, y):
+    delta = torch.zeros_like(x, requires_grad=True)
+    opt = torch.optim.SGD([delta], 0.1)
+    for _ in range(9):
+        opt.zero_grad()
+        F.cross_entropy(model(x + delta), y).backward()
+        grad = delta.grad.detach()
+        delta.data += 0.1 * grad.sign()
+""",
+    "the model has the tensor": """
+def attack(model, x, y):
+    delta = torch.nn.Parameter(torch.zeros(3))
+    model.delta = delta
+    for _ in range(9):
+        model.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        delta.data += 0.1 * delta.grad.sign()
+""",
+    "the model is made of the tensor": """
+def attack(x, y):
+    delta = torch.nn.Parameter(torch.zeros(3))
+    model = Shifted(delta)
+    for _ in range(9):
+        model.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        delta.data += 0.1 * delta.grad.sign()
+""",
     "once": """
 def attack(model, x, y):
     x = x.clone().requires_grad_()
@@ -114,6 +174,13 @@ def test_steps_that_use_a_sum(step: str) -> None:
     step = step.replace("\n            ", "\n                ")
     line = 12 if step.startswith("for") else 11
     assert _found(_LOOP.format(first="pass", step=step)) == [("GCS301", line)]
+
+
+@pytest.mark.parametrize("step", ["self.move(delta, grad, 0.1)", "delta.data += 0.1 * grad.sign()"])
+@pytest.mark.parametrize("zeroing", _OWNERS)
+def test_who_was_there_before_the_tensor_does_not_clear_it(zeroing: str, step: str) -> None:
+    found = _found(_OTHERS_ARE_ZEROED.format(zeroing=zeroing, step=step))
+    assert ("GCS301", 24) in found
 
 
 @pytest.mark.parametrize("zeroing", _ZEROING)

@@ -36,7 +36,7 @@ _TURNS_GRAD_OFF = re.compile(
 )
 _MOST_CALLERS = 8
 """How far up what callers hand over is looked up."""
-_MOST_CALLS = 4
+_MOST_CALLS = 10
 """How deep what a called function returns is looked up."""
 _GIVES_PARAMETERS = re.compile(
     rb"(self\.\w+)(?:\.(?:(?:named_)?parameters|eval)\(|\s*=[^=\n]*\.eval\(\)\s*$)", re.MULTILINE
@@ -705,7 +705,7 @@ def _bind_parameters(reading: Reading, given: Mapping[int, Values] = _NOT_KNOWN)
     for parameter in parameters:
         values = given.get(id(parameter)) or _argument(reading, parameter)
         reading.bind(parameter.name.value, values)
-        if _names_target(parameter.name.value) and "backward" in reading.scope.words:
+        if names_target(parameter.name.value) and "backward" in reading.scope.words:
             # Where it is not differentiated, the caller may give it a graph.
             reading.recorder.batches.update(value.site for value in values)
     owner = reading.scope.owner
@@ -726,7 +726,8 @@ def _bind_parameters(reading: Reading, given: Mapping[int, Values] = _NOT_KNOWN)
 
 
 @lru_cache(maxsize=4096)
-def _names_target(name: str) -> bool:
+def names_target(name: str) -> bool:
+    """Tell by its name whether an argument holds what a model is to answer."""
     return _TARGET_NAME.fullmatch(name) is not None
 
 

@@ -63,7 +63,7 @@ _LISTS: Final = frozenset({"parameters", "named_parameters"})
 _HAS_STATISTICS: Final = re.compile(rb"BatchNorm|resnet\d|mobilenet|efficientnet")
 _MAKES_LAYERS: Final = re.compile(rb"nn\.Module\)|nn\.Sequential\(")
 _HANDLES_BUFFERS: Final = re.compile(
-    rb"buffers\(|running_mean|update_bn|state_dict\(\)\s*\.\s*(?:items|values)"
+    rb"buffers\(|running_mean(?:\.data)?(?:\.\w+_\(|\s*=(?!=))|update_bn|state_dict\(\)\s*\.\s*(?:items|values)"
 )
 _PRETRAINED: Final = re.compile(rb"pretrained\s*=\s*True|weights\s*=\s*[^N\s]|load_state_dict")
 
@@ -84,24 +84,22 @@ def _owner(node: cst.BaseExpression) -> str | None:
 
 
 def _follower(loop: cst.For, function: FunctionModel) -> str | None:
-    """Return the model whose parameters a loop makes of those of another one."""
+    """Return the model whose parameters a loop makes of those of another one, or of a list."""
     over = _value(loop.iter, function)
     if isinstance(over, cst.Call) and dotted_name(over.func) == "zip":
         models = [_owner(_value(argument.value, function)) for argument in over.args]
-        is_pair = len(models) == _PAIR and None not in models
-        return _written(loop, [model or "" for model in models]) if is_pair else None
+        return _written(loop, models) if len(models) == _PAIR else None
     follower = _owner(over)
     if follower is None or not isinstance(loop.target, cst.Tuple):
         return None
     key, own = (dotted_name(element.value) for element in loop.target.elements)
+    is_written = any(own in _changed(node) for node in walk(loop.body))
     others = (
         _owner_of_table(node.value, function)
         for node in walk(loop.body)
         if isinstance(node, cst.Subscript) and key in _names(node)
     )
-    is_written = any(own in _changed(node) for node in walk(loop.body))
-    other = next((model for model in others if model not in {None, follower}), None)
-    return follower if is_written and other is not None else None
+    return follower if is_written and any(model != follower for model in others) else None
 
 
 def _owner_of_table(node: cst.BaseExpression, function: FunctionModel) -> str | None:
@@ -111,7 +109,7 @@ def _owner_of_table(node: cst.BaseExpression, function: FunctionModel) -> str | 
     return _owner(made.args[0].value) if is_table else None  # type: ignore[attr-defined]
 
 
-def _written(loop: cst.For, models: list[str]) -> str | None:
+def _written(loop: cst.For, models: list[str | None]) -> str | None:
     """Return the model whose parameters are written in place, and made of the other's."""
     if not isinstance(loop.target, cst.Tuple) or len(loop.target.elements) != _PAIR:
         return None
@@ -159,39 +157,52 @@ def _names_of(follower: str, function: FunctionModel) -> set[str]:
 
 
 def _only_evaluates(model: str, module: ModuleModel) -> bool:
-    """Return whether a model of this name is put in evaluation mode and never in the other.
+    """Return whether a model of this name is run in evaluation mode, and never in the other.
 
-    Where only an evaluation does so, nothing else may run it.
+    Where a function does not say in which mode it runs the model, that is the one in which another
+    function has left it.
     """
-    modes: set[str] = set()
-    begins, runs = False, False
+    ran: set[str] = set()
+    left: set[str] = set()
     for function in module.functions():
-        here: set[str] = set()
-        is_run = False
-        for node in function.scope.nodes:
-            for target, value in assigned_pairs(node):
-                if last_word(dotted_name(target)) == model and _ends_in_eval(value):
-                    here.add("eval")
-                    begins = True
-            if isinstance(node, cst.Call):
-                here.update(_modes_set_by(node, model, function))
-                is_run = is_run or last_word(dotted_name(node.func)) == model
-        begins = begins or ("eval" in here and not is_run)
-        runs = runs or (is_run and "eval" not in here)
-        modes |= here
-    return modes == {"eval"} and (begins or not runs)
+        trace = list(_trace(function, model))
+        mode = ""
+        for step in (*trace, *trace):  # once more, as in the next iteration
+            if step == "run":
+                ran.add(mode)
+            else:
+                mode = step
+        if trace:
+            left.add(mode)
+    if "train" in ran | left or "eval" not in ran | left:
+        return False
+    return "" not in ran or "eval" in left
 
 
-def _modes_set_by(call: cst.Call, model: str, function: FunctionModel) -> Iterator[str]:
-    """Yield the modes that a call, or the function of the file that it calls, puts a model in."""
-    yield from _switched(call, model)
-    if any(last_word(dotted_name(argument.value)) == model for argument in call.args):
-        scope = called_function(call, function)
-        for name in scope.parameters if scope is not None else ():
-            given = argument_for(name, call, scope) if scope is not None else None
-            if scope is not None and last_word(dotted_name(given)) == model:
-                for node in scope.nodes:
-                    yield from _switched(node, name)
+def _trace(function: FunctionModel, model: str) -> Iterator[str]:
+    """Yield the modes that a function puts a model in, and "run" where it is called, in order."""
+    for node in function.scope.nodes:
+        for target, value in assigned_pairs(node):
+            if last_word(dotted_name(target)) == model and _ends_in_eval(value):
+                yield "eval"
+        if not isinstance(node, cst.Call):
+            continue
+        if last_word(dotted_name(node.func)) == model:
+            yield "run"
+        yield from _switched(node, model)
+        if any(last_word(dotted_name(argument.value)) == model for argument in node.args):
+            yield from _traced_in_callee(node, model, function)
+
+
+def _traced_in_callee(call: cst.Call, model: str, function: FunctionModel) -> Iterator[str]:
+    """Yield what the function of the file that is handed a model does with it."""
+    scope = called_function(call, function)
+    for name in scope.parameters if scope is not None else ():
+        if last_word(dotted_name(argument_for(name, call, scope))) == model:  # type: ignore[arg-type]
+            for node in scope.nodes:  # type: ignore[union-attr]
+                if isinstance(node, cst.Call) and dotted_name(node.func) == name:
+                    yield "run"
+                yield from _switched(node, name)
 
 
 def _switched(node: cst.CSTNode, model: str) -> Iterator[str]:

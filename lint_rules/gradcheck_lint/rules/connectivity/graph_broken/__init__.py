@@ -12,6 +12,7 @@ from gradcheck_lint.model.flow import Backward
 from gradcheck_lint.model.syntax import dotted_name, positional
 from gradcheck_lint.model.values import cut_of, through_all
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.connectivity.graph_broken.copied_updates import copied_updates
 from gradcheck_lint.rules.connectivity.graph_broken.cut_states import cut_states
 from gradcheck_lint.rules.connectivity.graph_broken.detached_objectives import (
     detached_objectives,
@@ -63,6 +64,16 @@ class GraphBroken(Rule):
                 "the codes stand inside of detach(): the codebook gets no gradient from it",
                 Severity.WARNING,
                 "compute it of the codes that were looked up, before the straight-through step",
+            )
+        for copy, derivative in copied_updates(function):
+            yield Violation(
+                copy,
+                "this copies the numbers of the updated weights into the model: the update is cut "
+                "off, and create_graph, which lets it be differentiated again, is for nothing",
+                Severity.WARNING,
+                "run the model with the updated weights: `torch.func.functional_call(model, "
+                "weights, inputs)`",
+                ((derivative, "differentiated with a graph here"),),
             )
         for call, thing in self_comparisons(function):
             yield Violation(

@@ -9,6 +9,7 @@ import libcst as cst
 
 from gradcheck_lint.analyses.layers import called_function
 from gradcheck_lint.analyses.object_uses import argument_for
+from gradcheck_lint.model.flow import Call, Forward
 from gradcheck_lint.model.syntax import (
     assigned_once,
     dotted_name,
@@ -66,10 +67,12 @@ _SIDES = 2
 def _given_by_callers(function: FunctionModel) -> dict[str, _Paths]:
     """Return what the parameters of a function hold, by the calls of it in the file."""
     given: dict[str, _Paths] = {}
-    for caller in function.module.callers_of(function.scope):
+    for caller in list(function.module.functions()):
+        if function.scope not in _calls_in(caller).values():
+            continue
         held: dict[str, _Paths] = {}
         for node in caller.scope.nodes:
-            if isinstance(node, cst.Call) and called_function(node, caller) is function.scope:
+            if isinstance(node, cst.Call) and _called(node, caller) is function.scope:
                 for name in function.scope.parameters:
                     value = argument_for(name, node, function.scope)
                     if value is not None:
@@ -157,21 +160,23 @@ def _returned_by(function: FunctionModel, depth: int) -> _Paths:
 
 def _called(call: cst.Call, function: FunctionModel) -> FunctionScope | None:
     """Return the function of the file that is called, the ``forward`` where it is a module."""
-    called = called_function(call, function)
-    owner = function.scope.owner
-    first, _, attribute = (dotted_name(call.func) or "").partition(".")
-    if called is not None or owner is None or first != function.scope.first_parameter:
-        return called
-    scopes = function.module.scopes
-    if not attribute:
-        return scopes.method(owner, "forward")
-    maker = scopes.method(owner, "__init__")
-    for node in () if maker is None else maker.nodes:
-        target, value = assigned_once(node)
-        if dotted_name(target) == f"{maker.first_parameter}.{attribute}":  # type: ignore[union-attr]
-            made = dotted_name(value.func) if isinstance(value, cst.Call) else None
-            return scopes.method(scopes.classes.get(made or ""), "forward")
-    return None
+    return called_function(call, function) or _calls_in(function).get(id(call))
+
+
+def _calls_in(function: FunctionModel) -> dict[int, FunctionScope]:
+    """Return the functions of the file that the calls of a function lead to."""
+    key, memo, scopes = ("calls", id(function.scope)), function.module.memo, function.module.scopes
+    if key not in memo:
+        found: dict[int, FunctionScope] = {}
+        for event in function.events():
+            called = event.function if isinstance(event, Call) and not event.referenced else None
+            for value in event.values if isinstance(event, Forward) else ():
+                called = scopes.method(scopes.classes.get(value.name), "forward") or called
+            if called is not None:
+                found[id(event.node)] = called
+        memo[key] = found
+    known: dict[int, FunctionScope] = memo[key]
+    return known
 
 
 def _is_straight_through(value: cst.BaseExpression, function: FunctionModel) -> bool:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
 from gradcheck_lint.analyses.source_text import source_of
 from gradcheck_lint.model.flow import GradMode
 from gradcheck_lint.model.function_class import assignments
+from gradcheck_lint.model.module import names_target
 from gradcheck_lint.model.syntax import dotted_name, is_literal, positional, walk
+from gradcheck_lint.model.values import Kind, sites
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.numerics.non_finite_gradient.edge_tests import comparison_of, number
 from gradcheck_lint.rules.numerics.non_finite_gradient.pairwise_distances import (
@@ -23,7 +25,7 @@ from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from gradcheck_lint.model.module import FunctionModel
 
@@ -58,7 +60,8 @@ class NonFiniteGradient(Rule):
             if any(map(_is_kept_away, bound.get(compared, ()))):
                 continue
             for branch, is_taken in ((handed[1], True), (handed[2], False)):
-                found = _edge(_source(branch, bound), compared, function)
+                source = _source(branch, bound)
+                found = _edge(source, compared, function) or _divided(source, compared, function)
                 if found is not None and test.drops_edge(is_taken=is_taken):
                     text = source_of(function.module, found)
                     yield Violation(
@@ -158,6 +161,53 @@ def _edge(
             assert isinstance(node, cst.BaseExpression)
             return node
     return None
+
+
+def _divided(
+    branch: cst.BaseExpression, compared: str, function: FunctionModel
+) -> cst.BaseExpression | None:
+    """Return a quotient that may have a gradient, by what is zero where the test is false."""
+    for node in walk(branch):
+        if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Divide):
+            quotient: tuple[cst.BaseExpression, ...] = (node.left, node.right)
+        elif isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+            is_division = node.func.attr.value in {"div", "divide", "true_divide"}
+            operands = (node.func.value, *positional(node))
+            quotient = operands[-2:] if is_division else ()
+        else:
+            continue
+        is_it = len(quotient) == _PAIR and function.module.text(quotient[1]) == compared
+        if is_it and _may_have_graph(quotient, function) and is_differentiated(function):
+            return node
+    return None
+
+
+_PAIR: Final = 2
+
+
+def _may_have_graph(operands: Sequence[cst.BaseExpression], function: FunctionModel) -> bool:
+    """Return whether an operand has a graph, or is computed of a parameter that is no target."""
+    own = {function.scope.first_parameter} if function.scope.owner is not None else set()
+    parameters = frozenset[int]().union(
+        *(
+            sites(function.bindings.get(name, frozenset()))
+            for name in function.scope.parameters - own
+            if not names_target(name)
+        )
+    )
+    names = {
+        each.value for operand in operands for each in walk(operand) if isinstance(each, cst.Name)
+    }
+    for name in names:
+        for value in function.bindings.get(name, ()):
+            if value.kind in _WITH_GRAPH or value.through:
+                return True
+            if value.kind is Kind.UNKNOWN and {value.site, *value.mentions} & parameters:
+                return True
+    return False
+
+
+_WITH_GRAPH: Final = frozenset({Kind.HISTORY, Kind.LEAF, Kind.LEAF_VIEW})
 
 
 def _is_root(exponent: cst.BaseExpression) -> bool:

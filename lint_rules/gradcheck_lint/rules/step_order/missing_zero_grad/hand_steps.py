@@ -7,15 +7,26 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import libcst as cst
 
-from gradcheck_lint.model.flow import Backward, can_repeat
+from gradcheck_lint.analyses.layers import called_function
+from gradcheck_lint.analyses.object_uses import argument_for
+from gradcheck_lint.model.flow import Backward, Step, ZeroGrad, can_repeat
 from gradcheck_lint.model.nearness import BACKWARD
-from gradcheck_lint.model.syntax import assigned_once, bound_names, dotted_name, first_word, walk
+from gradcheck_lint.model.syntax import (
+    assigned_once,
+    assigned_pairs,
+    bound_names,
+    dotted_name,
+    first_word,
+    walk,
+)
+from gradcheck_lint.model.values import Kind, Origin, sites
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from gradcheck_lint.model.flow import Loop
     from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.scopes import FunctionScope
 
 __all__ = ["HandStep", "unzeroed_hand_steps"]
 
@@ -44,14 +55,108 @@ def unzeroed_hand_steps(function: FunctionModel) -> Iterator[HandStep]:
         if not own or not can_repeat(loop, own[0]):
             continue
         nodes = list(walk(loop.node))
-        if any(map(_may_zero, nodes)):
-            continue
+        zeroing = [node for node in nodes if _may_zero(node)]
         bound = loop.targets | set(_assigned(nodes))
+        gradients = _gradients_in(nodes)
         for node in nodes:
-            name = _stepped(node)
-            if name is not None and _is_from_outside(name, bound, nodes):
+            name = _stepped(node, gradients) or _stepped_by_callee(node, gradients, function)
+            if name is None or not _is_from_outside(name, bound, nodes):
+                continue
+            is_made_before = name in function.bindings.keys() - bound - function.scope.parameters
+            if not zeroing or (
+                is_made_before and not any(_may_be_of(name, each, function) for each in zeroing)
+            ):
                 yield HandStep(node, name, own[0], loop)
                 break
+
+
+def _may_be_of(name: str, zeroing: cst.CSTNode, function: FunctionModel) -> bool:
+    """Return whether what may zero gradients may zero those of a tensor.
+
+    An optimizer or model that was there before the function made the tensor does not have it.
+    """
+    owners = [
+        value
+        for event in function.events()
+        if isinstance(event, (Step, ZeroGrad)) and event.node is zeroing
+        for value in event.values
+    ]
+    held = sites(function.bindings[name])
+    for value in owners:
+        is_older = value.origin in {Origin.ARGUMENT, Origin.ATTRIBUTE}
+        is_made_of_others = value.kind in {Kind.OPTIMIZER, Kind.MODULE, Kind.INSTANCE}
+        reached = value.holds | value.mentions
+        if not (is_older or is_made_of_others) or not reached.isdisjoint(held):
+            return True
+    return not owners or "." in name or _is_attached(name, function.scope)
+
+
+def _is_attached(name: str, scope: FunctionScope) -> bool:
+    """Return whether a tensor is given to an object, which may be a model."""
+    return "add_param_group" in scope.words or any(
+        isinstance(target, (cst.Attribute, cst.Subscript)) and dotted_name(value) == name
+        for node in scope.nodes
+        for target, value in assigned_pairs(node)
+    )
+
+
+def _gradients_in(nodes: Sequence[cst.CSTNode]) -> dict[str, str]:
+    """Return the names that a loop gives a gradient, ``g = w.grad.sign()``, each with whose."""
+    found: dict[str, str] = {}
+    for node in nodes:
+        for target, value in assigned_pairs(node):
+            if isinstance(target, cst.Name):
+                for inner in walk(value):
+                    name = dotted_name(inner) if isinstance(inner, cst.Attribute) else None
+                    if name is not None and name.endswith(".grad"):
+                        found[target.value] = name.removesuffix(".grad")
+    return found
+
+
+def _names_gradient(node: cst.CSTNode, name: str, gradients: Mapping[str, str]) -> bool:
+    return any(
+        dotted_name(inner) == f"{name}.grad"
+        if isinstance(inner, cst.Attribute)
+        else isinstance(inner, cst.Name) and gradients.get(inner.value) == name
+        for inner in walk(node)
+    )
+
+
+def _stepped_by_callee(
+    node: cst.CSTNode, gradients: Mapping[str, str], function: FunctionModel
+) -> str | None:
+    """Return the tensor that a call gives, with its gradient, to a function that writes to it."""
+    if not isinstance(node, cst.Call) or len(node.args) < _PAIR:
+        return None
+    called = called_function(node, function)
+    for argument in node.args if called is not None else ():
+        name = dotted_name(argument.value)
+        if name is None or not _names_gradient(node, name, gradients):
+            continue
+        for parameter in called.parameters:  # type: ignore[union-attr]
+            is_it = argument_for(parameter, node, called) is argument.value  # type: ignore[arg-type]
+            if is_it and any(parameter == _written(each) for each in called.nodes):  # type: ignore[union-attr]
+                return name
+    return None
+
+
+_PAIR: Final = 2
+
+
+def _written(node: cst.CSTNode) -> str | None:
+    """Return the tensor that a statement changes in place, without ``.data``."""
+    if isinstance(node, cst.AugAssign):
+        target: cst.BaseExpression | None = node.target
+    elif isinstance(node, cst.Assign):
+        target, _ = assigned_once(node)
+        if not isinstance(target, cst.Attribute) or target.attr.value != "data":
+            return None
+    else:
+        called = node.func if isinstance(node, cst.Call) else None
+        is_change = isinstance(called, cst.Attribute) and called.attr.value[-1] == "_"
+        target = called.value if is_change else None  # type: ignore[union-attr]
+    name = dotted_name(target)
+    return None if name is None else name.removesuffix(".data")
 
 
 def _may_zero(node: cst.CSTNode) -> bool:
@@ -93,35 +198,17 @@ def _assigned(nodes: Sequence[cst.CSTNode]) -> Iterator[str]:
             yield from bound_names(node.name)
 
 
-def _stepped(node: cst.CSTNode) -> str | None:
+def _stepped(node: cst.CSTNode, gradients: Mapping[str, str]) -> str | None:
     """Return what a statement changes by its own gradient: ``w`` of ``w.data -= lr * w.grad``."""
-    target: cst.BaseExpression
-    if type(node) is cst.AugAssign:
-        target, given = node.target, [node.value]
-    elif type(node) is cst.Assign:
-        written, value = assigned_once(node)
-        if type(written) is not cst.Attribute or written.attr.value != "data" or value is None:
-            return None
-        target, given = written, [value]
-    elif (
-        type(node) is cst.Call
-        and type(node.func) is cst.Attribute
-        and node.func.attr.value[-1] == "_"
-    ):
-        target, given = node.func.value, [argument.value for argument in node.args]
-    else:
-        return None
-    name = dotted_name(target)
+    name = _written(node)
     if name is None:
         return None
-    name = name.removesuffix(".data")
-    wanted = f"{name}.grad"
-    found = any(
-        type(inner) is cst.Attribute and dotted_name(inner) == wanted
-        for each in given
-        for inner in walk(each)
-    )
-    return name if found else None
+    given: list[cst.CSTNode] = []
+    if isinstance(node, cst.Call):
+        given = [argument.value for argument in node.args]
+    elif isinstance(node, (cst.Assign, cst.AugAssign)):
+        given = [node.value]
+    return name if any(_names_gradient(each, name, gradients) for each in given) else None
 
 
 def _is_from_outside(name: str, bound: Collection[str], nodes: Sequence[cst.CSTNode]) -> bool:

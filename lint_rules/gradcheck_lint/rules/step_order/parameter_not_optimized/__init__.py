@@ -16,6 +16,9 @@ from gradcheck_lint.model.nearness import STEPS
 from gradcheck_lint.model.syntax import assigned_once, dotted_name, walk
 from gradcheck_lint.model.values import Kind, Values, all_are, held_by, sites
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.step_order.parameter_not_optimized.attaching_methods import (
+    attached_by_methods,
+)
 from gradcheck_lint.rules.step_order.parameter_not_optimized.late_layers import attached_later
 from gradcheck_lint.rules.step_order.parameter_not_optimized.unlisted_layers import left_out
 from gradcheck_suite import catalogue
@@ -49,6 +52,7 @@ class ParameterNotOptimized(Rule):
                 "make it in the constructor, or run the model once before the optimizer is made",
                 ((late.first, "nothing at first"), (late.optimizer, "an optimizer")),
             )
+        yield from attached_by_methods(function)
         has_groups = function.module.matches(_GROUPS)
         if not has_groups:
             yield from attached_later(function)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from gradcheck_lint.model.flow import Backward, Call
+from gradcheck_lint.model.flow import Backward, Call, GradMode
 from gradcheck_lint.model.nearness import BACKWARD
 from gradcheck_lint.model.syntax import (
     assigned_pairs,
@@ -171,7 +171,7 @@ def _evaluation_after(
     }
     is_after = False
     inside = set(_within(write.node))
-    here = not _EVALUATES.isdisjoint(function.scope.words) or _is_named(function.scope.name)
+    here = _evaluates(function) or _is_named(function.scope.name)
     for node in nodes:
         is_after = is_after or node is write.node
         if not is_after or not isinstance(node, cst.Call) or id(node) in inside:
@@ -179,7 +179,7 @@ def _evaluation_after(
         name = dotted_name(node.func) or ""
         given = {dotted_name(each.value) for each in node.args}
         scope = called.get(id(node))
-        evaluates = scope is not None and not _EVALUATES.isdisjoint(scope.words)
+        evaluates = scope is not None and _evaluates(function.module.function(scope))
         is_of_model = write.owner in given or write.is_of_object
         if name == write.owner or (write.is_of_object and scope is None and _is_model(name)):
             if here:
@@ -187,6 +187,11 @@ def _evaluation_after(
         elif (evaluates or _is_named(name)) and (is_of_model or name.startswith("self.")):
             return node
     return None
+
+
+def _evaluates(function: FunctionModel) -> bool:
+    """Return whether a function records nothing, or switches to that or to evaluation."""
+    return function.mode is GradMode.DISABLED or not _EVALUATES.isdisjoint(function.scope.words)
 
 
 def _within(node: cst.CSTNode) -> Iterator[int]:

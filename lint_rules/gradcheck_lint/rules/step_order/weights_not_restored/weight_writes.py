@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Write", "replaces_itself", "writes_in"]
 
-_MOST_CALLS: Final = 3
+_MOST_CALLS: Final = 40  # what is cut off is remembered so: far from what programs have
 _AVERAGE: Final = re.compile(
     r"(?:^|_)(?:ema|swa|avg|averaged?|shadow|mean|polyak)(?:_|$)", re.IGNORECASE
 )
