@@ -90,7 +90,7 @@ class SeededAgainDetector:
         if given is None or ops_are_recorded():
             return Attention.ASLEEP
         seed, site, state = given
-        if torch.equal(without_user_modes(_state), state):
+        if without_user_modes(lambda: torch.equal(_state(), state)):
             return Attention.ASLEEP  # nothing was drawn since
         key = self._optimizers.number_of(event.optimizer), seed, site
         known = self._seedings.get(key)
