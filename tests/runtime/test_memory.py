@@ -174,12 +174,14 @@ _ASKED_ELSEWHERE = {
     "accumulation/comparison.py": "copies that State has made",
     "accumulation/states.py::new": "values() has asked for all that is in it",
     "accumulation/vectors.py": "copies that State has made",
+    "auditing/detectors/connectivity/copy_left_behind.py::_are_alike": "what sample_of has copied",
     "auditing/detectors/corruption/input_written_in_place.py": "what sample_of has copied",
     "auditing/detectors/functions/function_calls.py::_look_at_saved": "states of a generator",
     "auditing/saved_tensors/checksums.py": (
         "fingerprint, columns_of and same_content, its three ways in, ask"
     ),
     "auditing/detectors/mode/initial_statistics.py::_is_unchanged": "what sample_of has copied",
+    "auditing/detectors/mode/seeded_again.py::_begin_step": "states of a generator",
     "auditing/detectors/step_order/missing_zero_grad_by_hand.py": "what sample_of has copied",
     "auditing/detectors/step_order/perturbation_left.py": "what sample_of has copied",
     "auditing/detectors/step_order/weights_not_restored.py": "what sample_of has copied",
