@@ -49,7 +49,7 @@ def frozen_midway(function: FunctionModel) -> Iterator[FrozenMidway]:
                 yield FrozenMidway(event.node, zeroing, optimizer)
 
 
-_DROPS: Final = re.compile(rb"grad\s*=\s*None|del \w+\.grad|param_groups")
+_DROPS: Final = re.compile(rb"grad\s*=\s*None|set_to_none\s*=\s*True|del \w+\.grad|param_groups")
 
 
 def _calls(module: ModuleModel) -> Iterator[cst.Call]:
