@@ -35,6 +35,10 @@ ALWAYS_WALKED = 4
 """The graphs of so many backwards are walked in any case. Chosen, above the steps without a
 gradient that make a finding (``CERTAIN`` of ``missing_gradients``)."""
 
+_MADE_OF = 2
+"""Leaves of which a weight may be made, as weight normalization and low-rank products do. Chosen:
+the output of a whole branch of layers is made of more."""
+
 _FLAT = frozenset(
     ("Bernoulli", "Ceil", "Floor", "Normal", "Poisson", "Round", "Sgn", "Sign", "Trunc")
 )
@@ -183,24 +187,43 @@ def in_order(roots: list[Node]) -> list[Node] | None:
 
 
 def leaves_after(order: list[Node], owned: set[int]) -> set[int]:
-    """Return the leaves that meet, where they are used, what owned parameters have made."""
+    """Return the leaves that meet, where they are used, what owned parameters have made.
+
+    A weight may be normalized, or made of two, before it meets what comes out of trained layers.
+    """
     trained: set[Node] = set()
-    # What is nothing but a leaf under another name: a transposed weight.
+    # Owned leaves, and what is made of them without data.
+    weights: set[Node] = set()
+    # What is nothing but another leaf under another name, and what is made of one or two alone.
     alias: dict[Node, int] = {}
+    made_of: dict[Node, frozenset[int]] = {}
     found: set[int] = set()
     for node in order:
         children = [child for child, _ in node.next_functions if child is not None]
+        # What does not require grad has no node: data, and constants.
+        has_data = len(children) < len(node.next_functions)
         leaf = getattr(node, "variable", None)
         if leaf is not None and not children:
             if id(leaf) in owned:
                 trained.add(node)
+                weights.add(node)
             else:
                 alias[node] = id(leaf)
+                made_of[node] = frozenset({id(leaf)})
             continue
         if any(child in trained for child in children):
             trained.add(node)
+            if not has_data and all(child in weights for child in children):
+                weights.add(node)
             if "Compiled" not in type(node).__name__:
                 found.update(alias[child] for child in children if child in alias)
-        elif len(children) == 1 and children[0] in alias:
+                if any(child in trained and child not in weights for child in children):
+                    found.update(*(made_of[child] for child in children if child in made_of))
+            continue
+        if len(children) == 1 and children[0] in alias:
             alias[node] = alias[children[0]]
+        if children and not has_data and all(child in made_of for child in children):
+            leaves = frozenset[int]().union(*(made_of[child] for child in children))
+            if len(leaves) <= _MADE_OF:
+                made_of[node] = leaves
     return found

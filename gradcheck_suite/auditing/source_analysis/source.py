@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import nn
 
-from gradcheck_suite.auditing.call_sites import is_user_code
+from gradcheck_suite.auditing.call_sites import is_user_code, user_files_with
+from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -34,6 +35,7 @@ __all__ = [
     "line_of_decorator",
     "name_given_at",
     "name_of",
+    "only_call_of",
     "own_statements",
     "root_key",
     "span_at",
@@ -62,6 +64,24 @@ def _parsed(text: str) -> ast.Module | None:
         return ast.parse(text) if text else None
     except (SyntaxError, ValueError):
         return None
+
+
+def only_call_of(place: Location | None) -> Location | None:
+    """Return the one line of the program that calls the function in which a line stands."""
+    name = None if place is None or place.function is None else place.function.rpartition(".")[2]
+    if name is None or name.startswith("__") or name in {"forward", "<lambda>"}:
+        return None
+    lines = {
+        (path, node.lineno)
+        for path in user_files_with(f"{name}(")
+        for node in ast.walk(tree_of(path) or ast.Module([], []))
+        if isinstance(node, ast.Call)
+        and name == (getattr(node.func, "attr", None) or getattr(node.func, "id", None))
+    }
+    if len(lines) != 1:
+        return None
+    ((path, line),) = lines
+    return Location(path, line, function=function_at(path, line))
 
 
 def name_given_at(path: str, line: int) -> str | None:

@@ -794,3 +794,52 @@ def group_that_is_used_up_when_its_optimizer_is_made_again():
 @clean
 def group_that_is_a_list_when_its_optimizer_is_made_again():
     made_again_for_each_epoch(lambda layer: list(layer.parameters()))
+
+
+class _Margin(nn.Module):
+    """A head with a centre for each class, on the sphere."""
+
+    def __init__(self, width=8, classes=3):
+        super().__init__()
+        self.centres = nn.Parameter(torch.randn(classes, width))
+
+    def forward(self, x):
+        return 10 * nn.functional.linear(
+            nn.functional.normalize(x), nn.functional.normalize(self.centres)
+        )
+
+
+def _classify(model, optimizer):
+    for _ in range(6):
+        optimizer.zero_grad()
+        scores = model(torch.randn(5, 4))
+        nn.functional.cross_entropy(scores, torch.randint(3, (5,))).backward()
+        optimizer.step()
+
+
+@buggy("GCS307")
+def centres_on_a_sphere_that_nobody_owns():
+    body, margin = nn.Linear(4, 8), _Margin()
+    optimizer = torch.optim.SGD(body.parameters(), lr=0.1)  # <- here
+    _classify(lambda x: margin(body(x)), optimizer)
+
+
+@clean
+def centres_on_a_sphere_that_are_trained():
+    body, margin = nn.Linear(4, 8), _Margin()
+    optimizer = torch.optim.SGD([*body.parameters(), *margin.parameters()], lr=0.1)
+    _classify(lambda x: margin(body(x)), optimizer)
+
+
+@clean
+def centres_that_are_fine_tuned_over_one_layer():
+    body, margin = nn.Linear(4, 8), _Margin()
+    optimizer = torch.optim.SGD(margin.parameters(), lr=0.1)
+    _classify(lambda x: margin(body(x)), optimizer)
+
+
+@clean
+def head_that_is_fine_tuned_over_one_layer():
+    body, head = nn.Linear(4, 8), nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    _classify(lambda x: head(body(x).tanh()), optimizer)

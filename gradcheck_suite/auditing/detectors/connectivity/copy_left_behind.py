@@ -17,10 +17,12 @@ import torch
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import location_of
+from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.gradients import sample_of
 from gradcheck_suite.auditing.detectors.leaf_records import next_looked_at
 from gradcheck_suite.auditing.events import Attention, SessionEnded, StepStarted
 from gradcheck_suite.auditing.object_names.tensor_names import listed, variable_of, written
+from gradcheck_suite.auditing.source_analysis.source import only_call_of
 from gradcheck_suite.auditing.user_modes import ops_are_recorded, without_user_modes
 from gradcheck_suite.findings import Finding
 
@@ -182,6 +184,7 @@ def _finding(left: list[_Copy], following: list[_Copy]) -> Finding:
     sites = [each.written_at for each in following if each.written_at is not None]
     names = tuple(each.name for each in left)
     originals = [each.original for each in left]
+    where = location_of(sites[0]) if sites else None
     many = len(left) > 1
     doubts = [] if len(following) >= len(left) else ["fewer copies follow than stay"]
     return Finding.of(
@@ -192,7 +195,8 @@ def _finding(left: list[_Copy], following: list[_Copy]) -> Finding:
         f"{'copies follow' if len(following) > 1 else 'copy follows'}, as "
         f"{listed([each.name for each in following])}; expected all to be brought up to date",
         detector="audit",
-        location=location_of(sites[0]) if sites else None,
+        location=where,
+        related=related((only_call_of(where), "from here"), apart_from=where),
         doubts=doubts,
         hint="bring the parameters of the whole copy up to date, not of a part of it",
         evidence={"left": names, "following": tuple(each.name for each in following)},

@@ -23,6 +23,7 @@ from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.gradients import sample_of
 from gradcheck_suite.auditing.events import ModeChanged, SessionEnded
 from gradcheck_suite.auditing.object_names.tensor_names import variable_of
+from gradcheck_suite.auditing.source_analysis.source import only_call_of
 from gradcheck_suite.auditing.user_modes import ops_are_recorded, without_user_modes
 from gradcheck_suite.findings import Finding
 
@@ -206,6 +207,7 @@ def _finding(each: _Evaluating) -> Finding:
         detector="audit",
         location=where,
         related=related(
+            (only_call_of(where), "from here"),
             (location_of(each.first), "called in evaluation mode here"),
             (location_of(each.site), "put into evaluation mode here"),
             apart_from=where,

@@ -33,6 +33,7 @@ from gradcheck_suite.auditing.events import (
     WatchResumed,
 )
 from gradcheck_suite.auditing.object_names.tensor_names import variable_of
+from gradcheck_suite.auditing.source_analysis.source import only_call_of
 from gradcheck_suite.auditing.user_modes import ops_are_recorded, without_user_modes
 from gradcheck_suite.findings import Finding
 
@@ -262,7 +263,8 @@ def _are_same(one: Tensor, other: Tensor) -> bool:
 
 def _finding(known: _Followed) -> Finding:
     called, written, operation = known.first or (None, None, None)
-    where = location_of(written) or location_of(called)
+    wrote = location_of(written)
+    where = only_call_of(wrote) or wrote or location_of(called)
     doubts = ["it was seen once"] if known.times == 1 else []
     if not (known.switched or known.usual):
         doubts.append("it was called without recording before each step, as no evaluation is")
@@ -277,7 +279,9 @@ def _finding(known: _Followed) -> Finding:
         detector="audit",
         doubts=doubts,
         location=where,
-        related=related((location_of(called), "evaluated here"), apart_from=where),
+        related=related(
+            (wrote, "written here"), (location_of(called), "evaluated here"), apart_from=where
+        ),
         hint="keep p.detach().clone() of each parameter before, and copy it back after",
         evidence={"count": known.times, "model": known.name, "operation": operation},
     )
