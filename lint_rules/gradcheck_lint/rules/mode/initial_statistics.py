@@ -99,7 +99,9 @@ def _follower(loop: cst.For, function: FunctionModel) -> str | None:
         for node in walk(loop.body)
         if isinstance(node, cst.Subscript) and key in _names(node)
     )
-    return follower if is_written and any(model != follower for model in others) else None
+    is_known = function.module.matches(_HAS_STATISTICS)
+    is_of_another = any(model != follower and (model or is_known) for model in others)
+    return follower if is_written and is_of_another else None
 
 
 def _owner_of_table(node: cst.BaseExpression, function: FunctionModel) -> str | None:

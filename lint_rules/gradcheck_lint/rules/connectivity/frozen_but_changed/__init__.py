@@ -16,6 +16,7 @@ from gradcheck_lint.model.syntax import (
     walk,
 )
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.connectivity.frozen_but_changed.frozen_midway import frozen_midway
 from gradcheck_lint.rules.connectivity.frozen_but_changed.held_parts import (
     held_parts,
     switches,
@@ -47,6 +48,18 @@ class FrozenButChanged(Rule):
                 Severity.WARNING if rows.is_known else Severity.NOTE,
                 "give these parameters `weight_decay=0`, or restore the rows after each step",
                 ((rows.optimizer, "this optimizer has weight decay"),),
+            )
+        for midway in frozen_midway(function):
+            yield Violation(
+                midway.node,
+                "what is frozen here keeps its gradient, which is zero from then on: the optimizer "
+                "goes on moving it, by its averages of earlier gradients and by weight decay",
+                Severity.WARNING,
+                "set `parameter.grad = None` for what is frozen, or leave out set_to_none=False",
+                (
+                    (midway.zeroing, "this leaves zeros"),
+                    (midway.optimizer, "this optimizer has all parameters"),
+                ),
             )
         if not module.matches(_HAS_MODES) or "eval" not in scope.words:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
@@ -35,9 +36,13 @@ def own_copies(function: FunctionModel) -> Iterator[Violation]:
                 node,
                 f"`{given}` is given what it has already, which changes nothing: the other one "
                 "that it is to follow is not read",
-                Severity.NOTE if is_test else Severity.WARNING,
+                Severity.NOTE if is_test or _STATE.search(given) else Severity.WARNING,
                 "name the model or tensor whose values are wanted",
             )
+
+
+_STATE: Final = re.compile(r"(?i)opt|sched|scaler")
+"""What has a state that people load to try it, and follows nothing."""
 
 
 def _given_to_itself(node: cst.Call | cst.For, function: FunctionModel) -> str | None:
