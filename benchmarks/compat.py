@@ -54,7 +54,13 @@ _BANKS = _ROOT / "benchmarks" / "bank_findings.json"
 _PAGE = _ROOT / "docs" / "compatibility.md"
 
 # Those that no torch has a part in are run once, with the version of development.
-_WITHOUT_TORCH = ("tests/lint", "tests/reporting", "tests/packaging", "lint_rules")
+_WITHOUT_TORCH = (
+    "tests/lint",
+    "tests/reporting",
+    "tests/packaging",
+    "tests/integrations",  # frameworks pin a torch themselves
+    "lint_rules",
+)
 _QUICK = (
     "tests/torch_compat",
     "tests/auditing/test_loop_bank.py",
