@@ -269,7 +269,7 @@ def decay_on_one_rank(rank):
 def scheduler_on_the_main_rank(rank):
     model = DDP(network())
     optimizer = SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)  # GCS320 note on 1
     for x, y in batches(rank):
         optimizer.zero_grad()
         F.mse_loss(model(x), y).backward()

@@ -25,7 +25,7 @@ def reports(tmp_path_factory):
 def expected(program):
     lines, start = inspect.getsourcelines(program)
     for number, line in enumerate(lines, start):
-        marked = re.search(r"# (GCS80\d)(?: (warning|note))?(?: on (\d))?$", line.rstrip())
+        marked = re.search(r"# (GCS\d{3})(?: (warning|note))?(?: on (\d))?$", line.rstrip())
         if marked:
             ranks = [int(marked[3])] if marked[3] else [0, 1]
             yield marked[1], marked[2] or "error", number, ranks
@@ -43,8 +43,9 @@ def names(programs):
 @pytest.mark.parametrize("program", bank.WRONG, ids=names(bank.WRONG))
 def test_the_mistake_is_told_at_its_line_and_on_its_rank(program, reports):
     report = reports[program.__name__]
-    assert list(told(report)) == list(expected(program))
-    assert report["findings"][0]["evidence"]["step"] <= 3
+    assert sorted(told(report)) == sorted(expected(program))
+    steps = [each["evidence"]["step"] for each in report["findings"] if each["code"] != "GCS320"]
+    assert steps[0] <= 3
 
 
 @pytest.mark.parametrize("program", bank.CORRECT, ids=names(bank.CORRECT))

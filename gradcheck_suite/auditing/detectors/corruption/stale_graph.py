@@ -38,6 +38,8 @@ __all__ = ["StaleGraphDetector"]
 _ENOUGH = 2
 """Backwards on one line before it is told. Chosen: the least that shows it goes on."""
 
+_CAST = "ToCopyBackward"
+
 _LOOKS = 8
 """Backwards that reach an earlier graph and are looked at. A bound on cost: each goes through the
 old part of it."""
@@ -93,7 +95,9 @@ class StaleGraphDetector:
         if started.chain > 1 or not started.accumulates or steps < 1:
             return
         self._looks += 1
-        nodes, given, _, _ = edge_of(started, generation.known)
+        found, given, _, _ = edge_of(started, generation.known)
+        # What autocast has cast and keeps is told of where its region begins (GCS314).
+        nodes = [node for node in found if not node.name().startswith(_CAST)]
         under = [getattr(node, "variable", None) for node in leaves_under([*nodes])]
         step = self._last_step([each for each in under if each is not None], steps)
         if step is None:
