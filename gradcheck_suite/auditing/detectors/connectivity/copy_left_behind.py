@@ -21,6 +21,7 @@ from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.gradients import sample_of
 from gradcheck_suite.auditing.detectors.leaf_records import next_looked_at
 from gradcheck_suite.auditing.events import Attention, SessionEnded, StepStarted
+from gradcheck_suite.auditing.object_names.optimizers import parameters_of
 from gradcheck_suite.auditing.object_names.tensor_names import listed, variable_of, written
 from gradcheck_suite.auditing.source_analysis.source import only_call_of
 from gradcheck_suite.auditing.user_modes import ops_are_recorded, without_user_modes
@@ -120,10 +121,12 @@ class CopyLeftBehindDetector:
 
     def _look_for_copies(self) -> None:
         """Take up the parameters without an optimizer that have the values of one with."""
+        known = self._recorder.optimizers.known()
+        of_optimizers = {id(parameter) for each in known for parameter in parameters_of(each)}
         owned: dict[torch.Size, list[tuple[str, Tensor]]] = {}
         others: list[tuple[str, Tensor]] = []
         for name, parameter in self._parameters():
-            if self._recorder.optimizers.owners(parameter):
+            if id(parameter) in of_optimizers:
                 owned.setdefault(parameter.shape, []).append((name, parameter))
             elif id(parameter) not in self._copies and not _is_reached(self._leaves, parameter):
                 others.append((name, parameter))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["LoadedAndOverwrittenDetector"]
 
 _FILLS = frozenset(
-    {"bernoulli_", "exponential_", "fill_", "kaiming_", "log_normal_", "normal_", "random_"}
+    {"bernoulli_", "exponential_", "fill_", "log_normal_", "normal_", "random_"}
     | {"trunc_normal_", "uniform_", "zero_"}
 )
 """In-place functions whose result has nothing to do with what was there before."""

@@ -22,6 +22,7 @@ from gradcheck_suite.auditing.object_names.held_tensors import (
     held_over,
     only_assignment,
 )
+from gradcheck_suite.auditing.object_names.optimizers import parameters_of
 from gradcheck_suite.auditing.object_names.tensor_names import listed, written
 from gradcheck_suite.findings import Finding, Severity
 
@@ -116,11 +117,8 @@ class StaleGraphDetector:
         """Return the latest of the last steps that was of the optimizer of some of these."""
         for step in list(self._recorder.state.recent_steps)[-steps:][::-1]:
             optimizer = step.optimizer()
-            owned = [
-                leaf
-                for leaf in leaves
-                if any(each is optimizer for each in self._recorder.optimizers.owners(leaf))
-            ]
+            mine = set() if optimizer is None else set(map(id, parameters_of(optimizer)))
+            owned = [leaf for leaf in leaves if id(leaf) in mine]
             if optimizer is not None and owned:
                 return optimizer, step.site, owned
         return None
