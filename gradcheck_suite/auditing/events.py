@@ -42,6 +42,7 @@ OptimizerStateLoaded       after ``optimizer.load_state_dict(...)``
 SchedulerStepped           after ``scheduler.step()``; not for the one in its constructor
 ModeChanged                after the outermost ``module.train(...)`` or ``module.eval()``
 ForwardHookRegistered      after ``module.register_forward_hook(...)``
+ModuleConverted            after ``module.to(...)`` and the like
 ForwardFinished            after the outermost call of a module, in the first 8 steps
 DropoutRanInEval           before functional dropout that is on in a module in evaluation mode
 RecomputedDifferently      before a checkpoint runs again in backward, not as it ran in forward
@@ -117,6 +118,7 @@ __all__ = [
     "LegacyFunctionCalled",
     "LossScaled",
     "ModeChanged",
+    "ModuleConverted",
     "NonLeafGradientRead",
     "NonLeafRefused",
     "OptimizerConstructed",
@@ -461,6 +463,13 @@ class ForwardHookRegistered(NamedTuple):
     hook: Callable[..., object]
 
 
+class ModuleConverted(NamedTuple):
+    """The parameters of ``module`` were given another type, or moved to another device."""
+
+    module: nn.Module
+    site: CallSite | None
+
+
 class ForwardFinished(NamedTuple):
     """The outermost call of a module with the arguments ``given`` has returned ``output``."""
 
@@ -621,6 +630,7 @@ Event: TypeAlias = (
     | ModeChanged
     | ForwardFinished
     | ForwardHookRegistered
+    | ModuleConverted
     | LegacyFunctionCalled
     | NonLeafGradientRead
     | TorchWarned

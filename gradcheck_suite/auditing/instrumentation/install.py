@@ -17,6 +17,7 @@ from gradcheck_suite.auditing.instrumentation.grad_mode import GradModeSource
 from gradcheck_suite.auditing.instrumentation.hook_regions import HookRegions
 from gradcheck_suite.auditing.instrumentation.legacy_functions import LegacyFunctionSource
 from gradcheck_suite.auditing.instrumentation.modules import (
+    ConversionSource,
     ForwardHookSource,
     ForwardSource,
     ModeSource,
@@ -50,6 +51,7 @@ _SOURCES: Sequence[type[EventSource]] = (
     StateSource,
     ForwardSource,
     ForwardHookSource,
+    ConversionSource,
     AutocastSource,
     FunctionalDropoutSource,
     CheckpointSource,

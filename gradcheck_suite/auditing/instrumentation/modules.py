@@ -15,6 +15,7 @@ from gradcheck_suite.auditing.events import (
     ForwardFinished,
     ForwardHookRegistered,
     ModeChanged,
+    ModuleConverted,
     StateLoaded,
     StateTaken,
 )
@@ -26,7 +27,14 @@ if TYPE_CHECKING:
     from gradcheck_suite._runtime.patches import Patches
     from gradcheck_suite.auditing.recorder import Recorder
 
-__all__ = ["FIRST_STEPS", "ForwardHookSource", "ForwardSource", "ModeSource", "StateSource"]
+__all__ = [
+    "FIRST_STEPS",
+    "ConversionSource",
+    "ForwardHookSource",
+    "ForwardSource",
+    "ModeSource",
+    "StateSource",
+]
 
 FIRST_STEPS = 8
 """In so many first steps each forward is told of: those in which each graph is looked through
@@ -139,6 +147,28 @@ class ForwardHookSource(EventSource):
             return handle
 
         return register_forward_hook
+
+
+class ConversionSource(EventSource):
+    """Replaces the methods of ``Module`` that give its parameters another type."""
+
+    kinds = (ModuleConverted,)
+
+    def install(self, patches: Patches) -> None:
+        """Replace the methods."""
+        for name in ("to", "type", "half", "bfloat16"):
+            patches.replace(nn.Module, name, self._converting(getattr(nn.Module, name)))
+
+    def _converting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def convert(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            result = original(module, *args, **kwargs)
+            source: ConversionSource = self.acting
+            if source.state.running and not is_compiling():
+                source.recorder.bus.emit(ModuleConverted(module, call_site()))
+            return result
+
+        return convert
 
 
 class ForwardSource(EventSource):

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradcheck_suite.auditing.call_sites import user_files_with, user_frames, variables_of
-from gradcheck_suite.auditing.source_analysis.source import function_at, tree_of
-from gradcheck_suite.findings import Location
+from gradcheck_suite.auditing.call_sites import user_frames, variables_of
+from gradcheck_suite.auditing.source_analysis.source import only_line
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
     from torch.autograd.graph import Node
+
+    from gradcheck_suite.findings import Location
 
 __all__ = ["HeldTensor", "held_over", "only_assignment"]
 
@@ -74,16 +75,7 @@ def _tensors_in(name: str, value: Any) -> Iterator[tuple[HeldTensor, torch.Tenso
 
 def only_assignment(key: str) -> Location | None:
     """Return the one line of the user's modules that sets this name, attribute or key."""
-    lines = {
-        (file, line)
-        for file in user_files_with(key)
-        if (tree := tree_of(file)) is not None
-        for line in _lines_setting(tree, key)
-    }
-    if len(lines) != 1:
-        return None
-    ((file, line),) = lines
-    return Location(file, line, function=function_at(file, line))
+    return only_line(key, lambda tree: _lines_setting(tree, key))
 
 
 def _lines_setting(tree: ast.Module, key: str) -> Iterator[int]:

@@ -12,7 +12,14 @@ from torch import nn
 
 from gradcheck_suite.auditing.call_sites import kind_of_file, user_files_with
 from gradcheck_suite.auditing.source_analysis.flow_cut import Cut
-from gradcheck_suite.auditing.source_analysis.source import function_at, innermost, tree_of
+from gradcheck_suite.auditing.source_analysis.source import (
+    function_at,
+    innermost,
+    name_of,
+    only_line,
+    root_key,
+    tree_of,
+)
 from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
@@ -22,10 +29,14 @@ if TYPE_CHECKING:
 __all__ = [
     "FreezingLine",
     "cut_of",
+    "division_of_loss",
     "freezing_lines",
     "kept_by_reference_at",
     "layers_made_in_forward",
     "leaf_made_anew",
+    "replaced_after",
+    "set_before_call",
+    "switched_off_at",
 ]
 
 _MAKES_A_LEAF = re.compile(r"requires_grad_\(|requires_grad=True|\bParameter\(|\bVariable\(")
@@ -233,23 +244,12 @@ def kept_by_reference_at(key: str, keeper: type) -> Location | None:
     """
     modules = (sys.modules.get(each.__module__) for each in keeper.__mro__)
     own = dict.fromkeys(file for each in modules if (file := getattr(each, "__file__", None)))
-    return _only_reference([file for file in own if not kind_of_file[file]], key) or (
-        _only_reference(user_files_with(key), key)
-    )
 
+    def references(tree: ast.Module) -> Iterator[int]:
+        return (value.lineno for value in _values_of(tree, key) if _is_reference(value))
 
-def _only_reference(files: list[str], key: str) -> Location | None:
-    lines = {
-        (file, value.lineno)
-        for file in files
-        if (tree := tree_of(file)) is not None
-        for value in _values_of(tree, key)
-        if _is_reference(value)
-    }
-    if len(lines) != 1:
-        return None
-    ((file, line),) = lines
-    return Location(file, line, function=function_at(file, line))
+    own_files = [file for file in own if not kind_of_file[file]]
+    return only_line(key, references, own_files) or only_line(key, references)
 
 
 def _values_of(tree: ast.Module, key: str) -> Iterator[ast.expr]:
@@ -269,6 +269,150 @@ def _values_of(tree: ast.Module, key: str) -> Iterator[ast.expr]:
                         yield value
             case _:
                 pass
+
+
+def switched_off_at(option: str) -> Location | None:
+    """Return the one line that gives False to an option, as an argument, a default or a key."""
+    return only_line(option, lambda tree: _lines_switching_off(tree, option))
+
+
+def _lines_switching_off(tree: ast.Module, option: str) -> Iterator[int]:
+    for node in ast.walk(tree):
+        pairs: list[tuple[str | None, ast.expr | None]] = []
+        match node:
+            case ast.keyword(arg=name, value=value):
+                pairs = [(name, value)]
+            case ast.Assign(targets=targets, value=value):
+                pairs = [(_last_key(target), value) for target in targets]
+            case ast.AnnAssign(target=target, value=value):
+                pairs = [(_last_key(target), value)]
+            case ast.Dict(keys=keys, values=values):
+                written = [None if key is None else getattr(key, "value", None) for key in keys]
+                pairs = list(zip(written, values, strict=True))
+            case ast.arguments():
+                names = [each.arg for each in (*node.posonlyargs, *node.args)]
+                with_default = names[len(names) - len(node.defaults) :]
+                pairs = list(zip(with_default, node.defaults, strict=True))
+                only_named = [each.arg for each in node.kwonlyargs]
+                pairs += zip(only_named, node.kw_defaults, strict=True)
+            case _:
+                pass
+        for name, given in pairs:
+            if name == option and isinstance(given, ast.Constant) and given.value is False:
+                yield given.lineno
+
+
+def division_of_loss(backward: Location) -> Location | None:
+    """Return the line that last divides what this ``backward()`` is called on or given.
+
+    That is the line itself, or one before it in the same function.
+    """
+    tree = tree_of(backward.path)
+    if tree is None:
+        return None
+    scope = innermost(tree, backward.line) or tree
+    names: set[str | None] = set()
+    for node in ast.walk(scope):
+        if not isinstance(node, ast.Call) or name_of(node) != "backward":
+            continue
+        if node.lineno <= backward.line <= (node.end_lineno or node.lineno):
+            if any(isinstance(each, ast.Div) for each in ast.walk(node)):
+                return backward
+            names |= {root_key(each) for each in ast.walk(node) if isinstance(each, ast.expr)}
+    lines = []
+    for node in ast.walk(scope):
+        if not isinstance(node, (ast.Assign, ast.AugAssign)) or node.lineno >= backward.line:
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        divides = any(isinstance(each, ast.Div) for each in ast.walk(node))
+        if divides and not names.isdisjoint(map(root_key, targets)):
+            lines.append(node.lineno)
+    if not lines:
+        return None
+    return Location(backward.path, max(lines), function=backward.function)
+
+
+def set_before_call(call: Location) -> Location | None:
+    """Return the one line that sets what a call is given, to more than a constant.
+
+    ``self.best = ...`` for a line ``model.load_state_dict(self.best)``; of what has a name alone.
+    """
+    tree = tree_of(call.path)
+    scope = tree if tree is None else innermost(tree, call.line) or tree
+    given = {
+        (_last_key(argument), isinstance(argument, ast.Name))
+        for node in ast.walk(scope or ast.Module([], []))
+        if isinstance(node, ast.Call) and node.lineno == call.line
+        for argument in node.args
+        if isinstance(argument, (ast.Name, ast.Attribute))
+    }
+    if tree is None or scope is None or len(given) != 1:
+        return None
+    ((key, is_local),) = given
+    lines = {
+        node.lineno
+        for node in ast.walk(scope if is_local else tree)
+        if isinstance(node, ast.Assign)
+        and not isinstance(node.value, (ast.Constant, ast.Tuple))
+        and key in map(_last_key, node.targets)
+    }
+    if len(lines) != 1:
+        return None
+    (line,) = lines
+    return Location(call.path, line, function=function_at(call.path, line))
+
+
+def replaced_after(made: Location) -> Location | None:
+    """Return the line that replaces a model, or a part of one, whose parameters a line hands on.
+
+    ``model.head = ...`` after ``SGD(model.parameters())`` in the same function, or in the one other
+    method that does so where the model is an attribute: ``self.model``.
+    """
+    tree = tree_of(made.path)
+    if tree is None:
+        return None
+    scope = innermost(tree, made.line) or tree
+    models = {
+        root_key(node.func.value)
+        for node in ast.walk(scope)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in {"parameters", "named_parameters"}
+        and made.line <= node.lineno <= _end_of_statement(scope, made.line)
+    } - {None}
+
+    def replacing(scope: ast.AST) -> Iterator[int]:
+        for node in ast.walk(scope):
+            keys = [root_key(each) or "" for each in getattr(node, "targets", ())]
+            if isinstance(node, ast.Assign) and any(
+                key == model or key.startswith(f"{model}.") for key in keys for model in models
+            ):
+                yield node.lineno
+
+    later = [line for line in replacing(scope) if line > made.line]
+    if not later and any(str(model).startswith("self.") for model in models):
+        later = [
+            line
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef) and node.name != "__init__" and node is not scope
+            for line in replacing(node)
+        ]
+        later = later if len(later) == 1 else []
+    if not later:
+        return None
+    return Location(made.path, min(later), function=function_at(made.path, min(later)))
+
+
+def _end_of_statement(scope: ast.AST, line: int) -> int:
+    """Return the last line of the statement that begins on a line, or that line."""
+    return max(
+        (
+            node.end_lineno or line
+            for node in ast.walk(scope)
+            if isinstance(node, ast.stmt) and node.lineno == line
+        ),
+        default=line,
+    )
 
 
 _VIEWS = frozenset({"detach", "view", "view_as", "reshape", "flatten", "squeeze", "float", "to"})

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import nn
 
-from gradcheck_suite.auditing.call_sites import is_user_code, user_files_with
+from gradcheck_suite.auditing.call_sites import is_user_code, location_of, user_files_with
 from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from gradcheck_suite.auditing.call_sites import CallSite
 
@@ -28,6 +28,7 @@ __all__ = [
     "Function",
     "Span",
     "asks_for_gradients",
+    "call_before",
     "called_by",
     "function_at",
     "functions_by_name",
@@ -36,6 +37,7 @@ __all__ = [
     "name_given_at",
     "name_of",
     "only_call_of",
+    "only_line",
     "own_statements",
     "root_key",
     "span_at",
@@ -66,22 +68,65 @@ def _parsed(text: str) -> ast.Module | None:
         return None
 
 
-def only_call_of(place: Location | None) -> Location | None:
-    """Return the one line of the program that calls the function in which a line stands."""
-    name = None if place is None or place.function is None else place.function.rpartition(".")[2]
-    if name is None or name.startswith("__") or name in {"forward", "<lambda>"}:
-        return None
+def only_line(
+    text: str,
+    lines_in: Callable[[ast.Module], Iterable[int]],
+    files: Iterable[str] | None = None,
+) -> Location | None:
+    """Return the one line that ``lines_in`` finds; None where it finds none, or several.
+
+    Args:
+        text: what a file must have to be parsed.
+        lines_in: yields lines of a parsed file.
+        files: where to look; by default the files of the user's modules.
+    """
     lines = {
-        (path, node.lineno)
-        for path in user_files_with(f"{name}(")
-        for node in ast.walk(tree_of(path) or ast.Module([], []))
-        if isinstance(node, ast.Call)
-        and name == (getattr(node.func, "attr", None) or getattr(node.func, "id", None))
+        (path, line)
+        for path in (user_files_with(text) if files is None else files)
+        if (tree := tree_of(path)) is not None
+        for line in lines_in(tree)
     }
     if len(lines) != 1:
         return None
     ((path, line),) = lines
     return Location(path, line, function=function_at(path, line))
+
+
+def only_call_of(place: Location | None) -> Location | None:
+    """Return the one line of the program that calls the function in which a line stands."""
+    name = _name_to_call(place)
+    return None if name is None else only_line(f"{name}(", lambda tree: _calls_of(name, tree))
+
+
+def call_before(place: Location | None, running: Iterable[CallSite]) -> Location | None:
+    """Return the last line, before one that is running, that calls a line's function.
+
+    Args:
+        place: the line of the function that was called.
+        running: the lines that run, innermost first; the function itself is none of theirs.
+    """
+    name = _name_to_call(place)
+    for here in map(location_of, running):
+        tree = None if name is None or here is None else tree_of(here.path)
+        scope = None if tree is None or here is None else innermost(tree, here.line) or tree
+        if name is None or here is None or scope is None:
+            continue
+        lines = [line for line in _calls_of(name, scope) if line <= here.line]
+        if lines:
+            return Location(here.path, max(lines), function=here.function)
+    return None
+
+
+def _name_to_call(place: Location | None) -> str | None:
+    """Return the name by which the function around a line is called, where that is its own."""
+    name = None if place is None or place.function is None else place.function.rpartition(".")[2]
+    return None if not name or name.startswith("__") or name in {"forward", "<lambda>"} else name
+
+
+def _calls_of(name: str, scope: ast.AST) -> Iterator[int]:
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Call) and name_of(node) == name:
+            yield node.lineno
 
 
 def name_given_at(path: str, line: int) -> str | None:

@@ -11,13 +11,17 @@ from gradcheck_suite.findings import Finding, Related
 from gradcheck_suite.verification.diagnosis import contract_messages, messages
 from gradcheck_suite.verification.diagnosis.classify import Diagnosis, diagnose, first_look
 from gradcheck_suite.verification.diagnosis.function_isolation import wrong_functions
-from gradcheck_suite.verification.diagnosis.function_source import Place, gradient_place
+from gradcheck_suite.verification.diagnosis.function_source import (
+    Place,
+    gradient_place,
+    kept_place,
+)
 from gradcheck_suite.verification.diagnosis.unrecorded import follow
 from gradcheck_suite.verification.diagnosis.wrong_entry import find_wrong_entry
 from gradcheck_suite.verification.first_order.piecewise_constant import has_any_effect
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.target.cost import ends_early
-from gradcheck_suite.verification.target.graph_walk import only
+from gradcheck_suite.verification.target.graph_walk import method_location, only
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -243,7 +247,12 @@ class _Mistakes:
             also = [Related(one.location, "wrong as well") for one in others if one.location]
             return Place(first.location, (*first.related, *also))
         if function is None:
-            return self._unseen().place
+            # Right by themselves, and wrong where nothing else is seen: together, then.
+            kept = kept_place(() if self._unseen().words else self._call.path(*pair).functions)
+            return self._unseen().place if kept.location is None else kept
+        if not path.connected and not self._unseen().cuts:
+            # It comes into the Function as something else than an argument.
+            return Place(method_location(function, "forward"))
         return gradient_place(
             function, path.argument, suspicion=suspicion, incoming=path.arrives_at
         )

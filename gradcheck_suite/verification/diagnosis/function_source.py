@@ -31,6 +31,8 @@ __all__ = [
     "backward_place",
     "error_place",
     "gradient_place",
+    "hook_place",
+    "kept_place",
     "lost_place",
     "returned_place",
     "written_input_place",
@@ -197,6 +199,31 @@ def lost_place(function: type | None) -> Place:
         if body is not None and saved:
             return _located([(body, node) for node in saved])
     return backward_place(function)
+
+
+def kept_place(functions: Iterable[type]) -> Place:
+    """Return where Functions keep what backward reads as attributes of ctx.
+
+    Unlike with ``save_for_backward``, nobody notices when that is overwritten before backward.
+    """
+    found: list[_Found] = []
+    for function in functions:
+        backward = _Body.of(getattr(function, _backward_name(function), None))
+        read = set() if backward is None else backward.context_attributes()
+        for method in ("setup_context", "forward"):
+            body = _Body.of(getattr(function, method, None))
+            if body is not None:
+                found += ((body, node) for node in body.keeps(read))
+    return _located(found) if found else Place()
+
+
+def hook_place(hook: object) -> Place:
+    """Return the last ``return`` with a value of a function that was registered as a hook."""
+    body = _Body.of(hook)
+    last = None if body is None else body.last_return()
+    if body is None or last is None or _is_none(last.value):
+        return Place()
+    return Place(body.location_of(last))
 
 
 def error_place(error: BaseException, function: type | None, method: str | None = None) -> Place:
@@ -409,6 +436,23 @@ class _Body:
                 owned.add(one.name)
             elif one.name in owned and not (one.value and self._is_saved(one.value)):
                 owned.discard(one.name)
+
+    def keeps(self, wanted: set[str]) -> Iterator[ast.AST]:
+        """Yield the statements that set one of these attributes of ctx to more than a constant."""
+        ctx = self.arguments[:1]
+        for statement in self.statements:
+            if not isinstance(statement, ast.Assign):
+                continue
+            for target in statement.targets:
+                for left, right, _ in _paired(target, statement.value):
+                    if (
+                        isinstance(left, ast.Attribute)
+                        and isinstance(left.value, ast.Name)
+                        and [left.value.id] == ctx
+                        and left.attr in wanted
+                        and not isinstance(right, ast.Constant)
+                    ):
+                        yield statement
 
     def saved_intermediates(self, read: Iterable[str]) -> Iterator[ast.AST]:
         """Yield where forward saves what is neither an input nor an output, or cuts it off."""

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from gradcheck_suite._runtime.frames import Owner, definition_line, owner_of_file
 from gradcheck_suite._torch_compat import version_of
 from gradcheck_suite.findings import Location, Related
-from gradcheck_suite.verification.diagnosis.function_source import Place
+from gradcheck_suite.verification.diagnosis.function_source import Place, hook_place
 from gradcheck_suite.verification.target.tree import leaves_with_paths
 
 if TYPE_CHECKING:
@@ -47,15 +47,19 @@ class Unrecorded:
         definition: the user's function that was entered first.
         writes: the lines that wrote into a tensor of the graph without a record.
         cuts: the lines that took a value out of the graph, each with how.
+        hooks: what the hooks of tensors of the graph return for a gradient.
     """
 
     definition: Location | None = None
     writes: tuple[Location, ...] = ()
     cuts: tuple[tuple[Location, str], ...] = ()
+    hooks: tuple[Location, ...] = ()
 
     @property
     def words(self) -> str:
         """What was seen at the line of ``place``, to follow a message; empty for nothing."""
+        if self.hooks:
+            return "; a hook returns another gradient there"
         if self.writes:
             return "; a tensor that it is made of is overwritten there, which autograd does not see"
         if len({location for location, _ in self.cuts}) == 1:
@@ -64,7 +68,10 @@ class Unrecorded:
 
     @property
     def place(self) -> Place:
-        """The line to look at: a write, a single cut, or else the function itself."""
+        """The line to look at: a hook, a write, a single cut, or else the function itself."""
+        if self.hooks:
+            others = self.hooks[1 : 1 + _MOST_RELATED]
+            return Place(self.hooks[0], tuple(Related(one, "and there") for one in others))
         if self.writes:
             others = self.writes[1 : 1 + _MOST_RELATED]
             return Place(self.writes[0], tuple(Related(one, "overwritten here") for one in others))
@@ -112,6 +119,7 @@ class _Follower:
     definition: Location | None = None
     writes: dict[Location, None] = field(default_factory=dict)
     cuts: dict[tuple[Location, str], None] = field(default_factory=dict)
+    hooks: dict[Location, None] = field(default_factory=dict)
     _watched: dict[int, _Watched] = field(default_factory=dict)
     _last: Location | None = None
     _entries: int = 0
@@ -134,7 +142,10 @@ class _Follower:
                 given = [one for one in _tensors((args, kwargs)) if _counts(one)]
                 depends = any(one.requires_grad for one in given)
                 result = func(*args, **kwargs)
-                if depends:
+                if depends and func is torch.Tensor.register_hook:
+                    returned = hook_place(args[1]).location if len(args) > 1 else None
+                    follower.hooks.update({} if returned is None else {returned: None})
+                elif depends:
                     follower._note(func, given, result)
                 return result
 
@@ -142,7 +153,7 @@ class _Follower:
 
     def seen(self) -> Unrecorded:
         """Return what was seen so far."""
-        return Unrecorded(self.definition, tuple(self.writes), tuple(self.cuts))
+        return Unrecorded(self.definition, tuple(self.writes), tuple(self.cuts), tuple(self.hooks))
 
     def begin(self, variables: Iterable[torch.Tensor]) -> None:
         """Watch the tensors that gradients are checked for."""
@@ -221,8 +232,9 @@ class _Follower:
                 name = ".data" if owner is torch.Tensor.data else ""
             location = _caller(self.base)
             if any(one.requires_grad for one in made):
-                # What no op has used yet may be written: that is how parameters are initialised.
-                for one in (*given, *made) if torch.is_grad_enabled() else ():
+                # A leaf that no op has used yet may be written: so parameters are initialised.
+                used = [*given, *(one for one in made if one.grad_fn is not None)]
+                for one in used if torch.is_grad_enabled() else ():
                     self.watch(one)
             elif location is None or not any(map(self._depends, given)):
                 return

@@ -20,6 +20,7 @@ from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.events import CopiedOntoItself, StateTaken
 from gradcheck_suite.auditing.object_names.heap import SearchEndedError
 from gradcheck_suite.auditing.object_names.optimizers import parameters_of
+from gradcheck_suite.auditing.source_analysis.assignments import set_before_call
 from gradcheck_suite.findings import Finding, Severity
 
 if TYPE_CHECKING:
@@ -206,14 +207,17 @@ def _finding(site: CallSite | None, copies: _Copies) -> Finding | None:
     if not copies.written:
         return None
     doubts = [] if copies.kept else ["the source is no tensor that was kept"]
+    where = (None if copied is None else set_before_call(copied)) or copied
+    at = "here" if where is copied else "later"
     return Finding.of(
         catalogue.COPY_ONTO_ITSELF,
-        f"{tensors} were copied onto themselves here, which changes nothing: what was to be put "
+        f"{tensors} were copied onto themselves {at}, which changes nothing: what was to be put "
         "back shares their memory and has followed every change; expected a copy of what they were",
         detector="audit",
         severity=Severity.WARNING,
         doubts=doubts,
-        location=copied,
+        location=where,
+        related=related((copied, "copied onto itself here"), apart_from=where),
         hint="keep tensor.detach().clone(), not tensor.data or tensor.detach()",
         evidence=evidence,
     )

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
-from gradcheck_suite.auditing.detectors.base import Occurrences
+from gradcheck_suite.auditing.detectors.base import Occurrences, related
 from gradcheck_suite.auditing.events import RecomputedDifferently
+from gradcheck_suite.auditing.source_analysis.assignments import switched_off_at
 from gradcheck_suite.findings import Finding, Severity
 
 if TYPE_CHECKING:
@@ -64,7 +65,11 @@ def _written_twice(seen: RecomputedDifferently, count: int) -> Finding:
 
 def _finding(seen: RecomputedDifferently, count: int) -> Finding:
     what, hints = [], []
+    checkpointed = location_of(seen.site)
+    where = checkpointed
     if seen.drawn:
+        if not seen.mode_changed and not seen.parameters_changed:
+            where = switched_off_at("preserve_rng_state") or checkpointed
         what.append(f"with other random numbers ({' and '.join(seen.drawn)} generator)")
         hints.append(
             "leave preserve_rng_state=True"
@@ -80,11 +85,13 @@ def _finding(seen: RecomputedDifferently, count: int) -> Finding:
         hints.append("call backward() before the step that changes what the checkpoint computes")
     return Finding.of(
         catalogue.RECOMPUTED_DIFFERENTLY,
-        f"backward() ran what is checkpointed here again {' and '.join(what)}, {count} times: the "
+        f"backward() ran what is checkpointed {'here' if where is checkpointed else 'so'} again "
+        f"{' and '.join(what)}, {count} times: the "
         "gradient is that of another function than the loss; expected both runs to be the same",
         detector="audit",
         severity=Severity.ERROR if seen.parameters_changed else Severity.WARNING,
-        location=location_of(seen.site),
+        location=where,
+        related=related((checkpointed, "checkpointed here"), apart_from=where),
         hint="; ".join(hints),
         evidence={
             "count": count,

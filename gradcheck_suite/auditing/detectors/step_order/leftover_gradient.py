@@ -290,14 +290,14 @@ def _finding(occurrence: _Occurrence, count: int) -> Finding:
         return _crossed(occurrence, count)
     return Finding.of(
         catalogue.LEFTOVER_GRADIENT,
-        f"{occurrence.optimizer}.step() also applied what the backward() of another loss, which "
-        f"{occurrence.other} had stepped on, left in its gradients; expected them to be cleared "
-        "before its own backward()",
+        "this backward() added to gradients that the backward() of another loss, which "
+        f"{occurrence.other} had stepped on, left to {occurrence.optimizer}, and its step() "
+        "applied both; expected them to be cleared in between",
         detector="audit",
-        location=location_of(occurrence.site),
+        location=location_of(occurrence.own),
         related=related(
             (location_of(occurrence.left), f"this backward was for {occurrence.other}"),
-            (location_of(occurrence.own), "this backward added to what was left"),
+            (location_of(occurrence.site), "this step applied both"),
         ),
         hint="call this optimizer's zero_grad() right before its own backward()",
         evidence={
@@ -312,14 +312,14 @@ def _finding(occurrence: _Occurrence, count: int) -> Finding:
 def _crossed(occurrence: _Occurrence, count: int) -> Finding:
     return Finding.of(
         catalogue.LEFTOVER_GRADIENT,
-        f"{occurrence.optimizer}.step() also applied what another loss, for which "
-        f"{occurrence.other} had been cleared, added to its gradients after its own backward(); "
-        "expected it to step before that backward(), or its parameters to be frozen there",
+        f"this backward() of a loss for which {occurrence.other} had been cleared added to "
+        f"gradients that {occurrence.optimizer} had from its own, and its step() applied both; "
+        "expected it to step before, or its parameters to be frozen here",
         detector="audit",
-        location=location_of(occurrence.site),
+        location=location_of(occurrence.left),
         related=related(
-            (location_of(occurrence.own), "this backward was its own"),
-            (location_of(occurrence.left), "this backward added the gradient of another loss"),
+            (location_of(occurrence.own), f"this backward was that of {occurrence.optimizer}"),
+            (location_of(occurrence.site), "this step applied both"),
         ),
         hint="step right after the backward() of each loss, or take the other loss's gradients "
         "with respect to its own parameters alone: loss.backward(inputs=parameters)",

@@ -9,6 +9,7 @@ rates. An optimizer that keeps what rounding loses, or a copy in float32, is non
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,17 @@ from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.gradients import sample_of
-from gradcheck_suite.auditing.events import Attention, StepFinished, StepStarted
+from gradcheck_suite.auditing.events import (
+    Attention,
+    ModuleConverted,
+    StepFinished,
+    StepStarted,
+)
 from gradcheck_suite.auditing.user_modes import ops_are_recorded, without_user_modes
 from gradcheck_suite.findings import Finding, Severity
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from gradcheck_suite.auditing.detectors.accumulation_windows import (
         AccumulationWindow,
@@ -48,6 +54,8 @@ _PARAMETERS = 8
 """Parameters that are compared in a step, the largest. A bound on cost."""
 _SAMPLED = 1024
 """Elements of each that are compared. A bound on cost and memory."""
+_CONVERSIONS = 16
+"""Conversions of modules to 16 bits that are remembered, the last. A bound on memory."""
 _KEPT = "an optimizer that is none of torch's own may keep what rounding loses"
 
 
@@ -59,6 +67,7 @@ class _Lost:
     is_of_torch: bool
     dtype: str
     made: CallSite | None
+    converted: CallSite | None
     site: CallSite | None
     parts: dict[int, float] = field(default_factory=dict)
 
@@ -73,10 +82,29 @@ class LostUpdatesDetector:
             weakref.WeakKeyDictionary()
         )
         self._all: list[_Lost] = []
+        self._converted: deque[tuple[weakref.ref[nn.Module], CallSite | None]] = deque(
+            maxlen=_CONVERSIONS
+        )
 
     def subscriptions(self) -> Subscriptions:
         """Compare before and after a few steps."""
-        return {StepStarted: self._begin_step, StepFinished: self._end_step}
+        return {
+            ModuleConverted: self._convert,
+            StepStarted: self._begin_step,
+            StepFinished: self._end_step,
+        }
+
+    def _convert(self, event: ModuleConverted) -> None:
+        if any(each.dtype in _HALF for each in event.module.parameters()):
+            self._converted.append((weakref.ref(event.module), event.site))
+
+    def _converted_at(self, parameter: Tensor) -> CallSite | None:
+        """Return where the module of a parameter was last given its type, if that was seen."""
+        for reference, site in reversed(self._converted):
+            module = reference()
+            if module is not None and any(parameter is each for each in module.parameters()):
+                return site
+        return None
 
     def _begin_step(self, event: StepStarted) -> Attention | int:
         self._before = []
@@ -111,7 +139,8 @@ class LostUpdatesDetector:
             kind = type(event.optimizer)
             is_of_torch = kind.__module__.startswith("torch.optim.")
             dtype = str(before[0][0].dtype).removeprefix("torch.")
-            lost = _Lost(kind.__name__, is_of_torch, dtype, window.constructed_at, event.site)
+            made, converted = window.constructed_at, self._converted_at(before[0][0])
+            lost = _Lost(kind.__name__, is_of_torch, dtype, made, converted, event.site)
             self._lost[window] = lost
             self._all.append(lost)
         part = without_user_modes(_unchanged, before)
@@ -145,7 +174,7 @@ def _unchanged(before: list[tuple[Tensor, Tensor, Tensor]]) -> float | None:
 def _finding(lost: _Lost) -> Finding:
     least = min(lost.parts.values())
     steps = ", ".join(map(str, lost.parts))
-    where = location_of(lost.site)
+    where = location_of(lost.converted) or location_of(lost.site)
     return Finding.of(
         catalogue.STEP_WITHOUT_EFFECT,
         f"{least:.0%} or more of the elements with a gradient were after {lost.optimizer}.step() "
@@ -157,7 +186,9 @@ def _finding(lost: _Lost) -> Finding:
         doubts=() if lost.is_of_torch else (_KEPT,),
         location=where,
         related=related(
-            (location_of(lost.made), f"{lost.optimizer} is made here"), apart_from=where
+            (location_of(lost.made), f"{lost.optimizer} is made here"),
+            (location_of(lost.site), f"{lost.optimizer} steps here"),
+            apart_from=where,
         ),
         hint='keep the model in float32 and compute under torch.autocast("cuda", torch.bfloat16)',
         evidence={

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
-from gradcheck_suite.auditing.call_sites import user_files_with
 from gradcheck_suite.auditing.detectors.leaf_records import next_looked_at
 from gradcheck_suite.auditing.events import SessionEnded, StepStarted
 from gradcheck_suite.auditing.object_names.optimizers import parameters_of
-from gradcheck_suite.auditing.source_analysis.source import function_at, tree_of
+from gradcheck_suite.auditing.source_analysis.source import only_line
 from gradcheck_suite.findings import Finding, Location
 
 if TYPE_CHECKING:
@@ -109,19 +108,17 @@ def _misspelt(what: str, name: str) -> _Attribute:
 
 def _set_at(name: str) -> Location | None:
     """Return the one line of the program that sets this attribute of anything but a ``self``."""
-    lines = {
-        (path, node.lineno)
-        for path in user_files_with(f".{name} = ")
-        for node in ast.walk(tree_of(path) or ast.Module([], []))
-        if isinstance(node, ast.Attribute)
-        and node.attr == name
-        and isinstance(node.ctx, ast.Store)
-        and ast.unparse(node.value) != "self"
-    }
-    if len(lines) != 1:
-        return None
-    ((path, line),) = lines
-    return Location(path, line, function=function_at(path, line))
+    return only_line(
+        f".{name} = ",
+        lambda tree: (
+            node.lineno
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute)
+            and node.attr == name
+            and isinstance(node.ctx, ast.Store)
+            and ast.unparse(node.value) != "self"
+        ),
+    )
 
 
 def _finding(found: _Attribute) -> Finding:

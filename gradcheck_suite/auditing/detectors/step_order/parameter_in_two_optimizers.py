@@ -85,11 +85,14 @@ class _Use(NamedTuple):
 
 @dataclass(slots=True)
 class _Occurrence:
+    """Steps of two optimizers on one gradient; ``larger`` says which of ``made`` owns more."""
+
     second: str
     first: str
     site: CallSite | None
     first_site: CallSite | None
     made: tuple[tuple[str, CallSite | None], ...]
+    larger: int
     names: tuple[str, ...]
     parameters: int
     step: int
@@ -259,6 +262,7 @@ class ParameterInTwoOptimizersDetector:
                     (type(each).__name__, self._windows.of(each).constructed_at)
                     for each in (first, event.optimizer)
                 ),
+                larger=int(len(self._windows.of(first).ids) <= len(self._windows.stepped.ids)),
                 names=tuple(name for each in again if (name := self._names.of(each)) is not None),
                 parameters=len(again),
                 step=event.number,
@@ -296,16 +300,21 @@ def _cosine(one: dict[int, Tensor], other: dict[int, Tensor]) -> float | None:
 def _finding(occurrence: _Occurrence, count: int) -> Finding:
     number = plural(occurrence.parameters, "parameter")
     named = f" ({listed(occurrence.names)})" if occurrence.names else ""
-    places = [(occurrence.first_site, f"{occurrence.first}.step() has used them before")]
-    places += [(site, f"{optimizer} is made here") for optimizer, site in occurrence.made]
+    made = location_of(occurrence.made[occurrence.larger][1])
+    where = made or location_of(occurrence.site)
+    places = [
+        (occurrence.first_site, f"{occurrence.first}.step() uses them first"),
+        (occurrence.site, f"{occurrence.second}.step() uses them again"),
+        *((site, f"{optimizer} is made here") for optimizer, site in occurrence.made),
+    ]
     return Finding.of(
         catalogue.PARAMETER_IN_TWO_OPTIMIZERS,
         f"{occurrence.second}.step() applied gradients of {number}{named} that "
         f"{occurrence.first}.step() had applied already, unchanged, {count} times: they "
         "are in both optimizers and take two steps for each backward(); expected each in one",
         detector="audit",
-        location=location_of(occurrence.site),
-        related=related(*((location_of(site), words) for site, words in places)),
+        location=where,
+        related=related(*((location_of(site), words) for site, words in places), apart_from=where),
         hint="leave the parameters that both have out of one of the optimizers",
         evidence={
             "count": count,

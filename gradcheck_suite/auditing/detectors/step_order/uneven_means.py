@@ -18,6 +18,7 @@ from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.leaf_records import is_looked_at, next_looked_at
 from gradcheck_suite.auditing.events import BackwardStarted, StepFinished
 from gradcheck_suite.auditing.saved_tensors.saved_tensor import line_of_node, packed_tensors_of
+from gradcheck_suite.auditing.source_analysis.assignments import division_of_loss
 from gradcheck_suite.auditing.user_modes import ops_are_recorded, without_user_modes
 from gradcheck_suite.findings import Finding, Severity
 
@@ -196,8 +197,9 @@ def _product(shape: tuple[int, ...]) -> int:
 
 def _finding(uneven: _Uneven) -> Finding:
     first = uneven.means
-    where = location_of(first[0].site)
-    backward = location_of(first[0].backward)
+    mean, backward = location_of(first[0].site), location_of(first[0].backward)
+    divided = None if backward is None else division_of_loss(backward)
+    where = divided or mean or backward
     counts = ", ".join(f"{mean.elements:g}" for mean in first[:6])
     is_masked = any(mean.is_masked for mean in first)
     largest = max(most / least for most, least in zip(uneven.most, uneven.least, strict=True))
@@ -209,8 +211,10 @@ def _finding(uneven: _Uneven) -> Finding:
         "elements, divided by their number in the whole step",
         detector="audit",
         severity=Severity.WARNING if is_masked else Severity.NOTE,
-        location=where or backward,
-        related=related((backward, "accumulated here"), apart_from=where or backward),
+        location=where,
+        related=related(
+            (mean, "the mean is taken here"), (backward, "accumulated here"), apart_from=where
+        ),
         hint='use reduction="sum" and divide by the number of elements of all micro-batches',
         evidence={"elements": [mean.elements for mean in first], "steps": uneven.steps},
     )

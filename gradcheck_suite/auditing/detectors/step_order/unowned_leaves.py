@@ -10,7 +10,11 @@ from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.object_names.leaf_places import LeafPlace
 from gradcheck_suite.auditing.object_names.tensor_names import listed
-from gradcheck_suite.auditing.source_analysis.assignments import layers_made_in_forward
+from gradcheck_suite.auditing.source_analysis.assignments import (
+    layers_made_in_forward,
+    replaced_after,
+)
+from gradcheck_suite.auditing.source_analysis.source import only_call_of
 from gradcheck_suite.findings import Finding, Location, Severity
 
 if TYPE_CHECKING:
@@ -196,14 +200,21 @@ def stale_finding(stale: Stale) -> Finding:
     maker = stale.maker
     number, _ = _counted(stale.count)
     they_were = "it was" if stale.count == 1 else "they were"
+    made = location_of(maker.site)
+    replaced = None if made is None else replaced_after(made)
+    where = replaced or only_call_of(made) or made
     return Finding.of(
         catalogue.STALE_PARAMETER,
         f"{maker.kind} owns {number} that no loss depends on and that the model that runs does not "
         f"have: {they_were} replaced or removed after the optimizer was made; expected the "
         "parameters of the model",
         detector="audit",
-        location=location_of(maker.site),
-        related=related((location_of(maker.stepped), "this step skips them")),
+        location=where,
+        related=related(
+            (made, f"{maker.kind} is made here"),
+            (location_of(maker.stepped), "this step skips them"),
+            apart_from=where,
+        ),
         hint="make the optimizer after the model is complete",
         evidence={"count": stale.count, "step": stale.step, "optimizer": maker.kind, "names": []},
     )

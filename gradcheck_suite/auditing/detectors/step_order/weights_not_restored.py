@@ -14,13 +14,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from gradcheck_suite import catalogue
-from gradcheck_suite.auditing.call_sites import CallSite, call_site, location_of
+from gradcheck_suite.auditing.call_sites import CallSite, location_of, user_sites
 from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.gradients import sample_of
 from gradcheck_suite.auditing.events import (
@@ -33,7 +33,7 @@ from gradcheck_suite.auditing.events import (
     WatchResumed,
 )
 from gradcheck_suite.auditing.object_names.tensor_names import variable_of
-from gradcheck_suite.auditing.source_analysis.source import only_call_of
+from gradcheck_suite.auditing.source_analysis.source import call_before, only_call_of
 from gradcheck_suite.auditing.user_modes import ops_are_recorded, without_user_modes
 from gradcheck_suite.findings import Finding
 
@@ -58,6 +58,20 @@ _EARLIER = 8
 _COPIES = frozenset({"copy_", "__setitem__", "_foreach_copy_", "set_"})
 
 
+class _Replaced(NamedTuple):
+    """A call in evaluation mode with other weights than the last step had left.
+
+    Attributes:
+        running: the user's lines that ran then, innermost first.
+        written: the line of the last write, where that is known.
+        operation: by what it wrote.
+    """
+
+    running: tuple[CallSite, ...]
+    written: CallSite | None
+    operation: str | None
+
+
 @dataclass(slots=True, eq=False)
 class _Followed:
     """A model that is trained and evaluated.
@@ -70,8 +84,7 @@ class _Followed:
         sequence: when its last step had ended.
         last: elements of the parameter then; None where that step was not seen.
         evaluated_with: elements of it in the last evaluations.
-        replaced: the line of a call in evaluation mode with other weights than those, since then,
-            and the last write, where that is known.
+        replaced: the last call in evaluation mode with other weights than those, since then.
         times: how often training went on from such weights.
         first: what the first of them was.
         quiet: how many evaluations in a row had the weights of the last step.
@@ -87,9 +100,9 @@ class _Followed:
     sequence: int = 0
     last: Tensor | None = None
     evaluated_with: deque[Tensor] = field(default_factory=lambda: deque(maxlen=_EARLIER))
-    replaced: tuple[CallSite | None, CallSite | None, str | None] | None = None
+    replaced: _Replaced | None = None
     times: int = 0
-    first: tuple[CallSite | None, CallSite | None, str | None] | None = None
+    first: _Replaced | None = None
     quiet: int = 0
     usual: int = 0
     changes: int = 0
@@ -223,7 +236,7 @@ class WeightsNotRestoredDetector:
         )
         last = writes[-1] if writes else None
         site, operation = (None, None) if last is None else (last.site, last.operation)
-        known.replaced = (call_site(), site, operation)
+        known.replaced = _Replaced(user_sites()[0], site, operation)
 
     def _begin_step(self, _event: StepStarted) -> Attention | None:
         owned = self._windows.stepped.ids
@@ -262,9 +275,12 @@ def _are_same(one: Tensor, other: Tensor) -> bool:
 
 
 def _finding(known: _Followed) -> Finding:
-    called, written, operation = known.first or (None, None, None)
+    running, written, operation = known.first or _Replaced((), None, None)
+    called = running[0] if running else None
     wrote = location_of(written)
-    where = only_call_of(wrote) or wrote or location_of(called)
+    where = wrote or location_of(called)
+    if written is not None and all(site[0] is not written[0] for site in running):
+        where = call_before(wrote, running) or only_call_of(wrote) or where
     doubts = ["it was seen once"] if known.times == 1 else []
     if not (known.switched or known.usual):
         doubts.append("it was called without recording before each step, as no evaluation is")
