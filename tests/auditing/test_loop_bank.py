@@ -100,7 +100,10 @@ WORDS = {
         "warning",
         "AdamW was restored at a learning rate of 0.002857",
     ),
-    "critic_steps_after_the_backward_of_the_actor": ("warning", "also applied what another loss,"),
+    "critic_steps_after_the_backward_of_the_actor": (
+        "warning",
+        "of a loss for which Adam had been cleared added to",
+    ),
     "workers_whose_gradients_are_shared_and_never_cleared": (
         "error",
         "of 4 parameters that no optimizer owns and that Adam.step() had used already",
@@ -132,7 +135,7 @@ WORDS = {
     "head_replaced": ("error", "(`model[2].weight`, `model[2].bias`) that no optimizer owns"),
     "layer_added_late": ("warning", "though Adam trains other parameters of the same model"),
     "model_built_again": ("warning", "SGD owns 4 parameters that no loss depends on"),
-    "generator_first": ("warning", "which SGD had stepped on, left in its gradients"),
+    "generator_first": ("warning", "which SGD had stepped on, left to Adam"),
     "scaled_loss_unused": ("error", "divided gradients of SGD by the loss scale"),
     "inference_mode_in_training_mode": ("warning", "with BatchNorm1d in training mode"),
     "rate_of_a_group_rounded_to_zero": ("warning", "`param_groups[0]` (2 parameters: `model[0].we"),

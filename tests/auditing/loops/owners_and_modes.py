@@ -131,8 +131,8 @@ def generator_first():
         fake = generator(x)
         (-critic(fake).mean()).backward()
         first.step()
-        (critic(fake.detach()) - critic(x)).mean().backward()
-        second.step()  # <- here
+        (critic(fake.detach()) - critic(x)).mean().backward()  # <- here
+        second.step()
 
 
 @buggy("GCS309")
@@ -147,8 +147,8 @@ def actor_and_critic():
         first.step()
         with torch.no_grad():
             action = actor(x)
-        nn.functional.mse_loss(critic(torch.cat([x, action], 1)), y).backward()
-        second.step()  # <- here
+        nn.functional.mse_loss(critic(torch.cat([x, action], 1)), y).backward()  # <- here
+        second.step()
 
 
 @buggy("GCS309")
@@ -160,8 +160,8 @@ def generator_first_zeroed_at_the_end():
         critic(generator(x)).mean().backward()
         first.step()
         critic(generator(x).detach()).mean().backward()
-        critic(x).mean().neg().backward()
-        second.step()  # <- here
+        critic(x).mean().neg().backward()  # <- here
+        second.step()
         first.zero_grad()
         second.zero_grad()
 
@@ -176,8 +176,9 @@ def critic_steps_after_the_backward_of_the_actor():
         nn.functional.mse_loss(critic(torch.cat([x, x[:, :2]], 1)), y).backward()
         of_actor.zero_grad()
         action = actor(x)
-        (0.1 * action.pow(2).mean() - critic(torch.cat([x, action], 1)).mean()).backward()
-        of_critic.step()  # <- here
+        value = critic(torch.cat([x, action], 1)).mean()
+        (0.1 * action.pow(2).mean() - value).backward()  # <- here
+        of_critic.step()
         of_actor.step()
 
 
@@ -191,9 +192,9 @@ def critic_of_two_backwards_steps_after_the_generators():
         critic(x).mean().neg().backward()
         critic(generator(x)).mean().backward()  # reaches the generator, which is cleared below
         of_generator.zero_grad()
-        critic(generator(x)).mean().neg().backward()
+        critic(generator(x)).mean().neg().backward()  # <- here
         of_generator.step()
-        of_critic.step()  # <- here
+        of_critic.step()
 
 
 @buggy("GCS309")
@@ -209,12 +210,12 @@ def gradients_harvested_by_reference():
         kept = {}
         for name, loss in losses.items():
             optimizers[name].zero_grad()
-            loss.backward()
+            loss.backward()  # <- here
             kept.update({each: each.grad for each in nets[name].parameters()})
         for name, optimizer in optimizers.items():
             for each in nets[name].parameters():
                 each.grad = kept[each]
-            optimizer.step()  # <- here
+            optimizer.step()
 
 
 @clean

@@ -85,7 +85,11 @@ class _Use(NamedTuple):
 
 @dataclass(slots=True)
 class _Occurrence:
-    """Steps of two optimizers on one gradient; ``larger`` says which of ``made`` owns more."""
+    """Steps of two optimizers on one gradient.
+
+    ``larger`` says which of ``made`` owns more, ``added`` where one of them was given the shared
+    parameters after that.
+    """
 
     second: str
     first: str
@@ -93,6 +97,7 @@ class _Occurrence:
     first_site: CallSite | None
     made: tuple[tuple[str, CallSite | None], ...]
     larger: int
+    added: CallSite | None
     names: tuple[str, ...]
     parameters: int
     step: int
@@ -134,6 +139,7 @@ class ParameterInTwoOptimizersDetector:
         # By the identity of parameters, which their optimizers keep.
         self._uses: dict[int, _Use] = {}
         self._versions: dict[int, int] = {}
+        self._added: dict[int, CallSite | None] = {}
         self._again: list[Tensor] = []
         self._occurrences: Occurrences[object, _Occurrence] = Occurrences()
         self._whole: dict[object, _Whole] = {}
@@ -147,7 +153,9 @@ class ParameterInTwoOptimizersDetector:
             WatchResumed: self._begin_anew,
         }
 
-    def _add_group(self, _event: ParameterGroupAdded) -> Attention:
+    def _add_group(self, event: ParameterGroupAdded) -> Attention:
+        added = event.optimizer.param_groups[-1]["params"]
+        self._added.update((id(each), event.site) for each in added)
         return Attention.AWAKE
 
     def _begin_anew(self, _event: WatchResumed) -> None:
@@ -263,6 +271,7 @@ class ParameterInTwoOptimizersDetector:
                     for each in (first, event.optimizer)
                 ),
                 larger=int(len(self._windows.of(first).ids) <= len(self._windows.stepped.ids)),
+                added=self._added.get(id(again[0])),
                 names=tuple(name for each in again if (name := self._names.of(each)) is not None),
                 parameters=len(again),
                 step=event.number,
@@ -300,7 +309,7 @@ def _cosine(one: dict[int, Tensor], other: dict[int, Tensor]) -> float | None:
 def _finding(occurrence: _Occurrence, count: int) -> Finding:
     number = plural(occurrence.parameters, "parameter")
     named = f" ({listed(occurrence.names)})" if occurrence.names else ""
-    made = location_of(occurrence.made[occurrence.larger][1])
+    made = location_of(occurrence.added) or location_of(occurrence.made[occurrence.larger][1])
     where = made or location_of(occurrence.site)
     places = [
         (occurrence.first_site, f"{occurrence.first}.step() uses them first"),

@@ -28,31 +28,31 @@ def network():
 
 def two_for_the_head():
     model = network()
-    base = torch.optim.SGD(model.parameters(), lr=0.01)  # <- base
+    base = torch.optim.SGD(model.parameters(), lr=0.01)  # <- here
     head = torch.optim.Adam(model[2].parameters(), lr=0.01)  # <- head
     for _ in range(STEPS):
         base.zero_grad()
         head.zero_grad()
         loss_of(model).backward()
         base.step()  # <- first
-        head.step()  # <- here
+        head.step()  # <- again
 
 
-def test_the_second_step_is_told_with_the_first_and_where_both_are_made(audited, only, line_of):
+def test_the_larger_optimizer_is_told_with_both_steps_and_the_other(audited, only, line_of):
     finding = only(audited(two_for_the_head), CODE)
     assert finding.severity is Severity.WARNING
     assert finding.location.line == line_of(two_for_the_head)
     assert "Adam.step() applied gradients of 2 parameters (`2.weight`, `2.bias`)" in finding.message
     assert "SGD.step() had applied already, unchanged, 4 times" in finding.message
     assert [each.location.line for each in finding.related] == [
-        line_of(two_for_the_head, marker) for marker in ("first", "base", "head")
+        line_of(two_for_the_head, marker) for marker in ("first", "again", "head")
     ]
 
 
 def shared_encoder():
     encoder, actor, critic = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 1)
     of_actor = torch.optim.Adam([*encoder.parameters(), *actor.parameters()])
-    of_critic = torch.optim.Adam([*encoder.parameters(), *critic.parameters()])
+    of_critic = torch.optim.Adam([*encoder.parameters(), *critic.parameters()])  # <- here
     x, _ = data()
     for _ in range(STEPS):
         of_actor.zero_grad()
@@ -60,7 +60,7 @@ def shared_encoder():
         features = encoder(x)
         (actor(features).mean() + critic(features).pow(2).mean()).backward()
         of_actor.step()
-        of_critic.step()  # <- here
+        of_critic.step()
 
 
 def test_an_encoder_that_two_share_is_a_warning(audited, only, line_of):
@@ -75,12 +75,12 @@ def one_group_added_later():
     head = torch.optim.SGD(model[2].parameters(), lr=0.01)
     for index in range(2 * STEPS):
         if index == STEPS:
-            base.add_param_group({"params": list(model[2].parameters())})
+            base.add_param_group({"params": list(model[2].parameters())})  # <- here
         base.zero_grad()
         head.zero_grad()
         loss_of(model).backward()
         base.step()
-        head.step()  # <- here
+        head.step()
 
 
 def test_a_group_that_is_added_later_is_found(audited, only, line_of):

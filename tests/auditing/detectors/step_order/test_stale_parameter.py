@@ -26,17 +26,17 @@ def train(model, optimizer, steps):
 
 def copied():
     model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)  # <- here
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)  # <- made
     train(model, optimizer, 21)
-    model = copy.deepcopy(model)
+    model = copy.deepcopy(model)  # <- here
     train(model, optimizer, 9)
 
 
 def copied_and_trained_by_another_line():
     model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)  # <- here
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)  # <- made
     train(model, optimizer, 4)
-    model = copy.deepcopy(model)
+    model = copy.deepcopy(model)  # <- here
     for _ in range(8):
         optimizer.zero_grad()
         model(torch.randn(4, 4)).mean().backward()
@@ -45,7 +45,7 @@ def copied_and_trained_by_another_line():
 
 def best_trained_on():
     model = mlp()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  # <- here
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  # <- made
     train(model, optimizer, 37)
     best = copy.deepcopy(model)
     train(best, optimizer, 9)
@@ -54,19 +54,19 @@ def best_trained_on():
 
 def loaded_into_a_new_one():
     model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)  # <- here
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)  # <- made
     train(model, optimizer, 21)
     state = model.state_dict()
-    model = mlp()
+    model = mlp()  # <- here
     model.load_state_dict(state)
     train(model, optimizer, 12)
 
 
 def head_replaced():
     model = mlp()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  # <- here
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  # <- made
     train(model, optimizer, 21)
-    model[2] = nn.Linear(8, 1)
+    model[2] = nn.Linear(8, 1)  # <- here
     train(model, optimizer, 9)
 
 
@@ -75,7 +75,6 @@ def head_replaced():
     [
         copied,
         copied_and_trained_by_another_line,
-        best_trained_on,
         loaded_into_a_new_one,
         head_replaced,
     ],
@@ -83,7 +82,14 @@ def head_replaced():
 def test_a_model_replaced_after_many_steps_is_found(audited, line_of, loop):
     session = audited(loop)
     found = {(finding.code, finding.location.line) for finding in session.findings}
-    assert found == {("GCS308", line_of(loop)), ("GCS307", line_of(loop))}
+    assert found == {("GCS308", line_of(loop)), ("GCS307", line_of(loop, "made"))}
+
+
+def test_another_model_that_is_trained_on_is_found_where_the_optimizer_was_made(audited, line_of):
+    session = audited(best_trained_on)
+    made = line_of(best_trained_on, "made")
+    found = {(finding.code, finding.location.line) for finding in session.findings}
+    assert found == {("GCS308", made), ("GCS307", made)}
 
 
 def test_layers_taken_out_are_found(audited):
