@@ -108,7 +108,7 @@ def expressions_given(
 ) -> Iterator[tuple[FunctionModel, cst.BaseExpression]]:
     """Yield what stands for a parameter in each call of a function in the file, with the caller."""
     for use in _uses_of(function):
-        if isinstance(use.call.node, cst.Call):
+        if type(use.call.node) is cst.Call:
             value = argument_for(name, use.call.node, function.scope)
             if value is not None:
                 yield use.caller, value
@@ -192,7 +192,7 @@ def _given(function: FunctionModel, use: _Use, name: str) -> Values:
     """Return what a call gives a parameter, nothing where that can't be told."""
     node = function.scope.node
     (held,) = function.bindings[name]
-    if not isinstance(node, cst.FunctionDef) or node.decorators:
+    if type(node) is not cst.FunctionDef or node.decorators:
         return NOTHING
     return values_of_parameters(use.call, function).get(held.site, NOTHING)
 

@@ -137,8 +137,8 @@ def is_emptied_by(calls: Iterable[Call], function: FunctionModel, target: str) -
 def _beginnings(scope: FunctionScope, target: str) -> Iterator[int]:
     """Yield what is done the first time, as ``if self.mean is None: self.mean = value``."""
     for node in scope.nodes:
-        first = first_time(node.test, None) if isinstance(node, cst.If) else None
-        if isinstance(node, cst.If) and first is not None and first.path == target:
+        first = first_time(node.test, None) if type(node) is cst.If else None
+        if type(node) is cst.If and first is not None and first.path == target:
             arm = node.orelse if first.arm else node.body
             yield from map(id, walk(arm) if arm is not None else ())
 
@@ -146,16 +146,16 @@ def _beginnings(scope: FunctionScope, target: str) -> Iterator[int]:
 def _made_as_entries(scope: FunctionScope) -> set[int]:
     """Return the calls that make what is put beside others: ``d.setdefault(key, Meter())``."""
     made: list[cst.CSTNode] = []
-    for node in scope.nodes:
-        if isinstance(node, cst.Call) and _method(node) == "setdefault":
+    for node in scope.nodes_of(cst.Call, cst.Assign):
+        if type(node) is cst.Call and _method(node) == "setdefault":
             made += [each.value for each in node.args]
-        elif isinstance(node, cst.Assign) and _is_part_assigned(node):
+        elif type(node) is cst.Assign and _is_part_assigned(node):
             made.append(node.value)
     return {id(node) for node in made}
 
 
 def _method(node: cst.Call) -> str:
-    return node.func.attr.value if isinstance(node.func, cst.Attribute) else ""
+    return node.func.attr.value if type(node.func) is cst.Attribute else ""
 
 
 def is_named_for_emptying(method: str) -> bool:
@@ -172,7 +172,7 @@ def is_emptied_anywhere(module: ModuleModel, target: str, maker: FunctionScope |
     for scope in module.scopes.functions:
         makes = scope is maker or scope is module.scopes.top or scope.name.endswith("__init__")
         for node in scope.nodes_with_lambdas:
-            if makes and isinstance(node, cst.Assign) and not _is_part_assigned(node):
+            if makes and type(node) is cst.Assign and not _is_part_assigned(node):
                 continue
             if any(last_word(name) == word for name in _emptied_by(node)):
                 return True
@@ -180,7 +180,7 @@ def is_emptied_anywhere(module: ModuleModel, target: str, maker: FunctionScope |
 
 
 def _is_part_assigned(node: cst.Assign) -> bool:
-    return any(isinstance(assigned.target, cst.Subscript) for assigned in node.targets)
+    return any(type(assigned.target) is cst.Subscript for assigned in node.targets)
 
 
 def _empties_in(scope: FunctionScope, target: str) -> bool:
@@ -199,7 +199,7 @@ def _is_part_of(node: cst.CSTNode, store: Store) -> bool:
     """Tell whether this is the store (`total = total + loss`, `losses[i] = loss`) or its start."""
     if id(node) in store.beginning.nodes:
         return True
-    if isinstance(node, cst.Assign):
+    if type(node) is cst.Assign:
         return any(target.target is store.node for target in node.targets)
     return node is store.node
 
@@ -213,7 +213,7 @@ def _emptied_by(node: cst.CSTNode, *, in_place: bool = False) -> Sequence[str]:
             found.append(dotted_name(func.value))
     elif type(node) is cst.Del:
         target: cst.CSTNode = node.target
-        if isinstance(target, cst.Subscript):
+        if type(target) is cst.Subscript:
             found.append(dotted_name(target.value))
         elif not in_place:
             found.append(dotted_name(target))
@@ -226,11 +226,11 @@ def _emptied_by(node: cst.CSTNode, *, in_place: bool = False) -> Sequence[str]:
 def _replaced_by(
     node: cst.Assign, target: cst.BaseExpression, *, in_place: bool
 ) -> Sequence[str | None]:
-    if isinstance(target, cst.Subscript):
+    if type(target) is cst.Subscript:
         return [dotted_name(target.value)] if _is_of_sequence(target) else []
     if in_place:
         return []
-    if isinstance(target, cst.Tuple):
+    if type(target) is cst.Tuple:
         # `losses, self.losses = self.losses, []`
         paths = [dotted_name(element.value) for element in target.elements]
         return [path for path in paths if path is not None and "." in path]
@@ -245,19 +245,19 @@ _EMPTYING: Final = frozenset(
 def _is_of_sequence(target: cst.Subscript) -> bool:
     """Tell whether this is a slice or a place in a list: no key, by which more comes in."""
     return any(
-        isinstance(element.slice, cst.Slice)
-        or (isinstance(element.slice, cst.Index) and integer(element.slice.value) is not None)
+        type(element.slice) is cst.Slice
+        or (type(element.slice) is cst.Index and integer(element.slice.value) is not None)
         for element in target.slice
     )
 
 
 def _adds_to(value: cst.BaseExpression, name: str | None) -> bool:
     """Tell whether this is what was there with something added."""
-    if isinstance(value, cst.List):
+    if type(value) is cst.List:
         return name is not None and grows(name, value)
-    if isinstance(value, cst.IfExp):
+    if type(value) is cst.IfExp:
         return any(_adds_to(choice, name) for choice in (value.body, value.orelse))
-    return isinstance(value, cst.BinaryOperation) and any(
+    return type(value) is cst.BinaryOperation and any(
         isinstance(node, (cst.Name, cst.Attribute)) and dotted_name(node) == name
         for node in walk(value)
     )

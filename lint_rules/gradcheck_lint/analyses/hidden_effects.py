@@ -170,7 +170,7 @@ class _File:
             return False
         if any(decorator_name(known) not in _PLAIN for known in node.decorators):
             return True
-        return any(type(inner) is cst.Yield for inner in scope.nodes)
+        return bool(scope.nodes_of(cst.Yield))
 
     def _are_relatives(self, scope: FunctionScope, other: FunctionScope) -> bool:
         lineage, others = (

@@ -66,8 +66,8 @@ def _comes_round(test: cst.BaseExpression) -> bool:
     A number of iterations that may be all of them, such as the length of the data, says nothing.
     """
     return any(
-        isinstance(node, cst.BinaryOperation)
-        and isinstance(node.operator, cst.Modulo)
+        type(node) is cst.BinaryOperation
+        and type(node.operator) is cst.Modulo
         and _is_interval(node.right)
         for node in walk(test)
     )
@@ -82,7 +82,7 @@ def may_be_whole(loop: Loop) -> bool:
     if not isinstance(each, (cst.For, cst.CompFor)):
         return False
     return any(
-        isinstance(node, cst.Name) and _PARTS.search(node.value.lower()) is not None
+        type(node) is cst.Name and _PARTS.search(node.value.lower()) is not None
         for part in (each.iter, each.target)
         for node in walk(part)
     )
@@ -99,11 +99,11 @@ def _setting_name(node: cst.BaseExpression) -> str:
 
     Empty for anything else.
     """
-    if isinstance(node, cst.Subscript):
+    if type(node) is cst.Subscript:
         return string_index(node) or ""
-    if isinstance(node, cst.Call) and node.args and last_word(dotted_name(node.func)) == "get":
+    if type(node) is cst.Call and node.args and last_word(dotted_name(node.func)) == "get":
         key = node.args[0].value
-        return (plain_string(key) or "") if isinstance(key, cst.SimpleString) else ""
+        return (plain_string(key) or "") if type(key) is cst.SimpleString else ""
     return last_word(dotted_name(node) or "")
 
 

@@ -53,7 +53,7 @@ def has_weights(value: Value, function: FunctionModel) -> bool:
     if value.node is None:
         return False
     for node in walk(value.node):
-        name = dotted_name(node.func) if isinstance(node, cst.Call) else None
+        name = dotted_name(node.func) if type(node) is cst.Call else None
         made = function.module.scopes.resolve_import(name or "") or ""
         last = made.rpartition(".")[2]
         if made in PARAMETER_CLASSES or (
@@ -73,13 +73,13 @@ def contents(node: cst.BaseExpression) -> list[cst.BaseExpression]:
     """Return the expressions that make the elements of a plain container."""
     if isinstance(node, (cst.List, cst.Tuple, cst.Dict)):
         return [element.value for element in node.elements]
-    if isinstance(node, cst.ListComp):
+    if type(node) is cst.ListComp:
         return [node.elt]
-    if isinstance(node, cst.DictComp):
+    if type(node) is cst.DictComp:
         return [node.value]
-    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
-        return contents(node.left) if isinstance(node.left, cst.List) else []
-    return _contents_of_call(node) if isinstance(node, cst.Call) else []
+    if type(node) is cst.BinaryOperation and type(node.operator) is cst.Multiply:
+        return contents(node.left) if type(node.left) is cst.List else []
+    return _contents_of_call(node) if type(node) is cst.Call else []
 
 
 def _contents_of_call(node: cst.Call) -> list[cst.BaseExpression]:
@@ -95,9 +95,9 @@ def _produced(node: cst.BaseExpression) -> list[cst.BaseExpression]:
     """Return the expression that a comprehension, or ``map`` of a lambda, evaluates each time."""
     if isinstance(node, (cst.ListComp, cst.GeneratorExp)):
         return [node.elt]
-    if isinstance(node, cst.Call) and dotted_name(node.func) == "map" and node.args:
+    if type(node) is cst.Call and dotted_name(node.func) == "map" and node.args:
         made = node.args[0].value
-        return [made.body] if isinstance(made, cst.Lambda) else []
+        return [made.body] if type(made) is cst.Lambda else []
     return []
 
 
@@ -112,7 +112,7 @@ def kind_of(  # noqa: PLR0911 - one answer for each way to make one
 
     "likely" is a class of another file that has the name of one of torch's layers with weights.
     """
-    if not isinstance(node, cst.Call) or depth > _MOST_CALLS:
+    if type(node) is not cst.Call or depth > _MOST_CALLS:
         return None
     scopes = function.module.scopes
     name = dotted_name(node.func) or ""
@@ -144,15 +144,15 @@ def _layers(node: cst.Call, function: FunctionModel) -> list[cst.BaseExpression]
     """Return what is put into a Sequential or the like, also where that is a list with a name."""
     found = positional(node)
     starred = {dotted_name(argument.value) for argument in node.args if argument.star}
-    for other in function.scope.nodes:
-        if isinstance(other, cst.Assign) and len(other.targets) == 1:
+    for other in function.scope.nodes_of(cst.Assign, cst.AugAssign, cst.Call):
+        if type(other) is cst.Assign and len(other.targets) == 1:
             if dotted_name(other.targets[0].target) in starred:
                 found.extend(contents(other.value))
-        elif isinstance(other, cst.AugAssign) and dotted_name(other.target) in starred:
+        elif type(other) is cst.AugAssign and dotted_name(other.target) in starred:
             found.extend(contents(other.value))
         elif (
-            isinstance(other, cst.Call)
-            and isinstance(other.func, cst.Attribute)
+            type(other) is cst.Call
+            and type(other.func) is cst.Attribute
             and other.func.attr.value == "append"
             and dotted_name(other.func.value) in starred
         ):
@@ -162,7 +162,7 @@ def _layers(node: cst.Call, function: FunctionModel) -> list[cst.BaseExpression]
 
 def copied(node: cst.BaseExpression, function: FunctionModel) -> cst.BaseExpression | None:
     """Return what ``copy.deepcopy`` is called with, None for anything else."""
-    if not isinstance(node, cst.Call) or len(node.args) != 1:
+    if type(node) is not cst.Call or len(node.args) != 1:
         return None
     name = function.module.scopes.resolve_import(dotted_name(node.func) or "")
     return node.args[0].value if name == "copy.deepcopy" else None
@@ -176,7 +176,7 @@ def _kind_of_copy(source: cst.BaseExpression, function: FunctionModel, depth: in
 
 def called_function(node: cst.BaseExpression, function: FunctionModel) -> FunctionScope | None:
     """Return the function or method of this file that is called, None for any other."""
-    name = dotted_name(node.func) if isinstance(node, cst.Call) else None
+    name = dotted_name(node.func) if type(node) is cst.Call else None
     if name is None:
         return None
     scopes, scope = function.module.scopes, function.scope
@@ -192,7 +192,7 @@ def _made_by(node: cst.Call, function: FunctionModel, depth: int) -> str | None:
     called = called_function(node, function)
     if called is None:
         made = assignments(function.scope).get(dotted_name(node.func) or "", [])
-        if len(made) == 1 and isinstance(made[0], cst.Lambda):
+        if len(made) == 1 and type(made[0]) is cst.Lambda:
             return kind_of(made[0].body, function, depth)
         return None
     inside = function.module.function(called)
@@ -214,8 +214,8 @@ def _kind_of_class(owner: ClassScope, function: FunctionModel, depth: int) -> st
         if maker is None:
             continue
         inside = function.module.function(maker)
-        for node in maker.nodes:
-            if isinstance(node, cst.Call) and depth <= _MOST_CALLS:
+        for node in maker.nodes_of(cst.Call):
+            if depth <= _MOST_CALLS:
                 qualified = scopes.resolve_import(dotted_name(node.func) or "") or ""
                 if qualified == "torch.nn.ModuleList":
                     continue
@@ -227,7 +227,7 @@ def _kind_of_class(owner: ClassScope, function: FunctionModel, depth: int) -> st
 
 def kind_by_name(node: cst.BaseExpression, function: FunctionModel) -> str | None:
     """Say whether what another file makes has the name of a layer."""
-    if not isinstance(node, cst.Call):
+    if type(node) is not cst.Call:
         return None
     scopes, name = function.module.scopes, dotted_name(node.func) or ""
     qualified, last = scopes.resolve_import(name) or "", name.rpartition(".")[2]

@@ -73,7 +73,7 @@ def late_parameters(function: FunctionModel) -> Iterator[Renewed]:
 
 def _set(scope: FunctionScope) -> Iterator[tuple[str, cst.BaseExpression, cst.CSTNode]]:
     """Yield the attributes of self that a method sets, with what to."""
-    for node in scope.nodes:
+    for node in scope.nodes_of(cst.Assign, cst.AnnAssign):
         for target, value in assigned_pairs(node):
             root, _, attribute = (dotted_name(target) or "").partition(".")
             if root == scope.first_parameter and attribute:
@@ -85,7 +85,7 @@ def _parameters_made(
 ) -> Iterator[tuple[str, cst.CSTNode]]:
     """Yield the attributes of self that a method sets to a new parameter."""
     for attribute, value, node in _set(scope):
-        called = dotted_name(value.func) if isinstance(value, cst.Call) else None
+        called = dotted_name(value.func) if type(value) is cst.Call else None
         if module.scopes.resolve_import(called or "") in PARAMETER_CLASSES:
             yield attribute, node
 
@@ -102,9 +102,8 @@ def _is_run_by_forward(scope: FunctionScope, owner: ClassScope) -> bool:
             seen.add(name)
             waiting += [
                 dotted_name(node.func).partition(".")[2]  # type: ignore[union-attr]
-                for node in method.nodes
-                if isinstance(node, cst.Call)
-                and (dotted_name(node.func) or "").startswith(f"{method.first_parameter}.")
+                for node in method.nodes_of(cst.Call)
+                if (dotted_name(node.func) or "").startswith(f"{method.first_parameter}.")
             ]
     return False
 

@@ -99,7 +99,7 @@ def _bound_in(node: cst.CSTNode) -> set[str]:
     if not isinstance(node, (cst.FunctionDef, cst.Lambda)):
         return bound
     for inner in walk(node):
-        if isinstance(inner, cst.Param):
+        if type(inner) is cst.Param:
             bound.add(inner.name.value)
         elif isinstance(inner, (cst.AssignTarget, cst.For)):
             bound.update(bound_names(inner.target))
@@ -115,16 +115,16 @@ def _use(
 ) -> Iterator[Use]:
     path = dotted_name(node) or ""
     whole, parent, chain = node, parents.get(id(node)), []
-    while isinstance(parent, cst.Attribute) and parent.value is whole:
+    while type(parent) is cst.Attribute and parent.value is whole:
         chain.append(parent.attr.value)
         whole, parent = parent, parents.get(id(parent))
-    if isinstance(parent, cst.Call) and parent.func is whole:
+    if type(parent) is cst.Call and parent.func is whole:
         yield Use(_called(chain, parent, parents, function), parent, function, path)
         return
     alias = _alias(whole, parent)
-    if not chain and isinstance(parent, cst.Arg):
+    if not chain and type(parent) is cst.Arg:
         call = parents.get(id(parent))
-        assert isinstance(call, cst.Call)
+        assert type(call) is cst.Call
         followed = _in_callee(parent, call, function)
         if followed is not None:
             yield Use("followed", call, function, path)
@@ -141,7 +141,7 @@ def _use(
 
 def _alias(whole: cst.CSTNode, parent: cst.CSTNode | None) -> str | None:
     """Return the other name that an assignment gives to an object."""
-    if not isinstance(parent, cst.Assign) or parent.value is not whole or len(parent.targets) > 1:
+    if type(parent) is not cst.Assign or parent.value is not whole or len(parent.targets) > 1:
         return None
     return dotted_name(parent.targets[0].target)
 
@@ -153,7 +153,7 @@ def _read(
     parents: dict[int, cst.CSTNode],
 ) -> str:
     """Tell what is done with an object that is neither called nor handed on by its name."""
-    if isinstance(parent, cst.Expr):
+    if type(parent) is cst.Expr:
         return "harmless"
     if chain:
         return "harmless" if chain[-1] in _READING else "given"
@@ -189,7 +189,7 @@ def _only_measures(
     node: cst.CSTNode | None = call
     while node is not None and not isinstance(node, cst.BaseSmallStatement):
         node = parents.get(id(node))
-        if isinstance(node, cst.Call):
+        if type(node) is cst.Call:
             name = dotted_name(node.func) or ""
             resolved = function.module.scopes.resolve_import(name) or name
             if name in _MEASURING or "clip_grad" in resolved:
@@ -198,14 +198,14 @@ def _only_measures(
                 return False
             if name == "zip":
                 loop = parents.get(id(node))
-                return isinstance(loop, cst.For) and not _touches_gradients(loop)
+                return type(loop) is cst.For and not _touches_gradients(loop)
     return False
 
 
 def _touches_gradients(loop: cst.For) -> bool:
     """Tell whether a loop does more than to copy or average weights: with gradients it may step."""
     return any(
-        isinstance(node, cst.Attribute) and node.attr.value in {"grad", "_grad", "requires_grad"}
+        type(node) is cst.Attribute and node.attr.value in {"grad", "_grad", "requires_grad"}
         for node in walk(loop.body)
     )
 
@@ -232,7 +232,7 @@ def _in_callee(
 
 def _parameter(argument: cst.Arg, call: cst.Call, called: FunctionScope) -> str | None:
     """Return the name that an argument has in the function that is called."""
-    if argument.star or not isinstance(called.node, cst.FunctionDef):
+    if argument.star or type(called.node) is not cst.FunctionDef:
         return None
     given = called.node.params
     names = [param.name.value for param in (*given.posonly_params, *given.params)]
@@ -262,4 +262,4 @@ def _is_returned(node: cst.CSTNode, parents: dict[int, cst.CSTNode]) -> bool:
     parent = parents.get(id(node))
     while isinstance(parent, (cst.Tuple, cst.List, cst.Dict, cst.Element, cst.DictElement)):
         parent = parents.get(id(parent))
-    return isinstance(parent, cst.Return)
+    return type(parent) is cst.Return

@@ -79,13 +79,13 @@ def reservation(calls: Sequence[Call], function: FunctionModel) -> str:
     if not calls:
         return ""
     call = calls[0]
-    assert isinstance(call.node, cst.Call)
+    assert type(call.node) is cst.Call
     name = function.module.text(call.node.func)
     return f"; `{name}()` can't be looked into: this holds if it leaves the gradients alone"
 
 
 def _is_given_optimizer(call: Call) -> bool:
-    if not isinstance(call.node, cst.Call):
+    if type(call.node) is not cst.Call:
         return True
     given = [last_word(place_name(argument.value)) for argument in call.node.args]
     return any(map(names_optimizer, given)) or (call.method is not None and bool(call.on))
@@ -93,7 +93,7 @@ def _is_given_optimizer(call: Call) -> bool:
 
 def _name_of(call: Call) -> str:
     name = call.method
-    if isinstance(call.node, cst.Call):
+    if type(call.node) is cst.Call:
         name = name or dotted_name(call.node.func)
     return _last_part(name or "")
 

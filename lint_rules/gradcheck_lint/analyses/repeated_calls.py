@@ -215,11 +215,11 @@ def kept_by_closure(function: FunctionModel, store: Store) -> bool:
 
 def _replaces(node: cst.CSTNode, target: str) -> bool:
     """Tell whether this gives an attribute another value, or empties what it holds."""
-    if isinstance(node, cst.Assign):
+    if type(node) is cst.Assign:
         if grows(target, node.value):
             return False
         return any(target in bound_names(known.target) for known in node.targets)
-    if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+    if type(node) is cst.Call and type(node.func) is cst.Attribute:
         is_own = dotted_name(node.func.value) == target
         return is_own and node.func.attr.value in {"clear", "pop", "popleft", "popitem"}
-    return isinstance(node, cst.Del)
+    return type(node) is cst.Del

@@ -35,7 +35,7 @@ def constant_of(
     node: cst.BaseExpression | None, function: FunctionModel
 ) -> cst.BaseExpression | None:
     """Return what a name or an attribute is given in the file, where that is one expression."""
-    if isinstance(node, cst.Name):
+    if type(node) is cst.Name:
         known = sources_of(function.scope).get(node.value, [])
         if known:
             return known[0] if len(known) == 1 else None
@@ -44,7 +44,7 @@ def constant_of(
         top = function.module.scopes.top
         return _at_top(top.node).get(node.value) if isinstance(top.node, cst.Module) else node
     if (
-        isinstance(node, cst.Attribute)
+        type(node) is cst.Attribute
         and function.module.scopes.resolve_import(dotted_name(node) or "") is None
     ):
         return _settings(function.module).get(node.attr.value)
@@ -54,11 +54,9 @@ def constant_of(
 def _at_top(tree: cst.Module) -> dict[str, cst.BaseExpression]:
     found: dict[str, cst.BaseExpression] = {}
     for line in tree.body:
-        if isinstance(line, cst.SimpleStatementLine):
+        if type(line) is cst.SimpleStatementLine:
             for statement in line.body:
-                if isinstance(statement, cst.Assign) and isinstance(
-                    statement.targets[0].target, cst.Name
-                ):
+                if type(statement) is cst.Assign and type(statement.targets[0].target) is cst.Name:
                     found[statement.targets[0].target.value] = statement.value
     return found
 
@@ -86,18 +84,18 @@ def _read(module: ModuleModel) -> dict[str, cst.BaseExpression]:
 
 def _defaults(node: cst.CSTNode) -> Iterator[tuple[str, cst.BaseExpression]]:
     """Yield what a field, a parameter, an argument or an option of a command line is by default."""
-    if isinstance(node, cst.AnnAssign):
-        if node.value is not None and isinstance(node.target, cst.Name):
+    if type(node) is cst.AnnAssign:
+        if node.value is not None and type(node.target) is cst.Name:
             yield node.target.value, node.value
-    elif isinstance(node, cst.Param):
+    elif type(node) is cst.Param:
         if node.default is not None:
             yield node.name.value, node.default
-    elif isinstance(node, cst.Arg):
+    elif type(node) is cst.Arg:
         if node.keyword is not None and number(node.value) is not None:
             yield node.keyword.value, node.value
-    elif isinstance(node, cst.Call) and last_word(dotted_name(node.func)) == "add_argument":
+    elif type(node) is cst.Call and last_word(dotted_name(node.func)) == "add_argument":
         default = keyword(node, "default")
         for option in positional(node):
-            if isinstance(option, cst.SimpleString) and default is not None:
+            if type(option) is cst.SimpleString and default is not None:
                 name = plain_string(option) or ""
                 yield name.lstrip("-").replace("-", "_"), default

@@ -13,7 +13,6 @@ from gradcheck_lint.analyses.repeated_calls import repeats
 from gradcheck_lint.model.function_class import returns
 from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.syntax import (
-    assigned_pairs,
     bound_names,
     dotted_name,
     is_none,
@@ -123,14 +122,14 @@ def _aliases(name: str, function: FunctionModel) -> Iterator[str]:
 
 
 def _words(node: cst.CSTNode) -> frozenset[str]:
-    return frozenset(each.value for each in walk(node) if isinstance(each, cst.Name))
+    return frozenset(each.value for each in walk(node) if type(each) is cst.Name)
 
 
 def _is_iterator(node: cst.BaseExpression, function: FunctionModel) -> bool | None:
     """Tell whether this can be gone through once; False where a class may have it otherwise."""
-    if isinstance(node, cst.GeneratorExp):
+    if type(node) is cst.GeneratorExp:
         return True
-    if not isinstance(node, cst.Call):
+    if type(node) is not cst.Call:
         return None
     made = _returned(node, function)
     if made:
@@ -138,13 +137,13 @@ def _is_iterator(node: cst.BaseExpression, function: FunctionModel) -> bool | No
     name = dotted_name(node.func) or ""
     if name in _ITERATORS or name.startswith("itertools."):
         return True
-    is_parameters = isinstance(node.func, cst.Attribute) and node.func.attr.value == "parameters"
+    is_parameters = type(node.func) is cst.Attribute and node.func.attr.value == "parameters"
     return False if is_parameters and not node.args else None
 
 
 def _is_made_once(node: cst.BaseExpression) -> bool:
-    name = dotted_name(node.func) if isinstance(node, cst.Call) else None
-    return isinstance(node, cst.GeneratorExp) or name in _ITERATORS
+    name = dotted_name(node.func) if type(node) is cst.Call else None
+    return type(node) is cst.GeneratorExp or name in _ITERATORS
 
 
 def _returned(call: cst.Call, function: FunctionModel) -> list[cst.BaseExpression]:
@@ -182,15 +181,15 @@ def first_of(path: str) -> str:
 
 
 def _how(node: cst.CSTNode, path: str, function: FunctionModel, depth: int) -> str | None:
-    if isinstance(node, cst.For):
+    if type(node) is cst.For:
         is_left = any(isinstance(each, (cst.Break, cst.Return)) for each in walk(node.body))
         if path not in _iterated(node.iter) or is_left:
             return None
         written = set(_written(node))
         return "clip" if "grad" in written else "loop" if written else "read"
-    if isinstance(node, cst.CompFor):
+    if type(node) is cst.CompFor:
         return "read" if path in _iterated(node.iter) else None
-    return _how_called(node, path, function, depth) if isinstance(node, cst.Call) else None
+    return _how_called(node, path, function, depth) if type(node) is cst.Call else None
 
 
 def _how_called(node: cst.Call, path: str, function: FunctionModel, depth: int) -> str | None:
@@ -214,17 +213,17 @@ def _written(loop: cst.For) -> Iterator[str]:
     for node in walk(loop.body):
         targets: list[cst.BaseExpression] = []
         clears = False
-        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+        if type(node) is cst.Call and type(node.func) is cst.Attribute:
             targets = [node.func.value] if node.func.attr.value.endswith("_") else []
             clears = node.func.attr.value == "zero_"
-        elif isinstance(node, cst.AugAssign):
+        elif type(node) is cst.AugAssign:
             targets = [node.target]
-        elif isinstance(node, cst.Assign):
+        elif type(node) is cst.Assign:
             written = [known.target for known in node.targets]
-            targets = [each for each in written if not isinstance(each, cst.Name)]
+            targets = [each for each in written if type(each) is not cst.Name]
             clears = is_none(node.value)
         for target in targets:
-            while isinstance(target, cst.Subscript):
+            while type(target) is cst.Subscript:
                 target = target.value  # noqa: PLW2901 - what the item is of
             name = dotted_name(target)
             if name is not None and first_of(name) in names:
@@ -239,7 +238,7 @@ _DRAINING: Final = frozenset(
 
 def _iterated(over: cst.BaseExpression) -> list[str | None]:
     """Return what a loop goes through: ``params``, also in ``zip(params, grads)``."""
-    if isinstance(over, cst.Call) and dotted_name(over.func) in {"zip", "enumerate"}:
+    if type(over) is cst.Call and dotted_name(over.func) in {"zip", "enumerate"}:
         return [dotted_name(argument.value) for argument in over.args]
     return [dotted_name(over)]
 
@@ -254,15 +253,15 @@ def _handed(call: cst.Call, function: FunctionModel) -> Iterator[str]:
         if name is not None:
             yield name
         for node in walk(sources[0] if len(sources) == 1 else value):
-            key = node.key if isinstance(node, cst.DictElement) else None
-            if isinstance(key, cst.SimpleString) and plain_string(key) == "params":
+            key = node.key if type(node) is cst.DictElement else None
+            if type(key) is cst.SimpleString and plain_string(key) == "params":
                 yield dotted_name(node.value) or ""  # type: ignore[attr-defined]
 
 
 def _in_callee(call: cst.Call, path: str, function: FunctionModel, depth: int) -> str | None:
     """Return what a function of the file does with an argument, if it goes through all of it."""
     scope = called_function(call, function)
-    if scope is None or depth or not isinstance(scope.node, cst.FunctionDef):
+    if scope is None or depth or type(scope.node) is not cst.FunctionDef:
         return None
     called = function.module.function(scope)
     for parameter in scope.parameters:
@@ -328,7 +327,7 @@ def _is_called_twice(function: FunctionModel) -> bool:
     """Return whether a loop runs a method, or several calls of the file do."""
     name = last_word(function.scope.name)
     calls = sum(
-        isinstance(node, cst.Call) and last_word(dotted_name(node.func)) == name
+        type(node) is cst.Call and last_word(dotted_name(node.func)) == name
         for other in function.module.scopes.functions
         if name in other.words
         for node in other.nodes
@@ -346,11 +345,10 @@ def _kept(
     if key not in memo:
         found: dict[str, list[tuple[FunctionScope, cst.BaseExpression]]] = {}
         for method in owner.methods.values():
-            for node in method.nodes:
-                for target, value in assigned_pairs(node):
-                    root, _, attribute = (dotted_name(target) or "").partition(".")
-                    if root == method.first_parameter and attribute:
-                        found.setdefault(attribute, []).append((method, value))
+            for target, value in method.assignments:
+                root, _, attribute = (dotted_name(target) or "").partition(".")
+                if root == method.first_parameter and attribute:
+                    found.setdefault(attribute, []).append((method, value))
         memo[key] = {
             attribute: made[0]
             for attribute, made in found.items()
@@ -380,4 +378,4 @@ def _is_of_parameters(node: cst.BaseExpression, function: FunctionModel) -> bool
     if _is_iterator(node, function) is None:
         return False
     is_made_here = not _NAMED.isdisjoint(_words(node))
-    return is_made_here or (isinstance(node, cst.Call) and bool(_returned(node, function)))
+    return is_made_here or (type(node) is cst.Call and bool(_returned(node, function)))

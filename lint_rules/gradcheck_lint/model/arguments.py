@@ -191,9 +191,7 @@ def _only_declares_numbers(function: FunctionScope) -> bool:
     named = {inner.value for inner in walk(node.returns) if type(inner) is cst.Name}
     if not named & _NUMBERS or not named <= _NUMBERS | _CONTAINERS:
         return False
-    return not any(
-        type(inner) is cst.Return and inner.value is not None for inner in function.nodes
-    )
+    return not any(inner.value is not None for inner in function.nodes_of(cst.Return))
 
 
 _NUMBERS = words("float int bool str ndarray")

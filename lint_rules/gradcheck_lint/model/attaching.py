@@ -35,7 +35,7 @@ def note_attached_by_call(
     if len(given) != 2 or not all_are(given[1], Kind.MODULE, Kind.LEAF):  # noqa: PLR2004 - a pair
         return
     name = node.args[0].value
-    last = name.raw_value if isinstance(name, cst.SimpleString) else "..."
+    last = name.raw_value if type(name) is cst.SimpleString else "..."
     path = f"{place_name(func.value)}.{last}"
     reading.recorder.event(
         Attach, node, reading.state.mode, path=path, values=receiver, attached=given[1]

@@ -106,6 +106,6 @@ def _nodes_with_nested(scope: FunctionScope) -> Iterator[cst.CSTNode]:
 def _registered(node: cst.Call) -> tuple[str, cst.BaseExpression | None]:
     """Return the name and the value of ``self.register_parameter(name, value)``."""
     arguments = positional(node)
-    if len(arguments) < 2 or not isinstance(arguments[0], cst.SimpleString):  # noqa: PLR2004 - two
+    if len(arguments) < 2 or type(arguments[0]) is not cst.SimpleString:  # noqa: PLR2004 - two
         return "", None
     return str(arguments[0].evaluated_value), arguments[1]

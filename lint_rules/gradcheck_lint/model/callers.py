@@ -94,7 +94,7 @@ def _runs(forward: Forward, scope: FunctionScope, module: ModuleModel) -> bool:
 
 
 def _passed(forward: Forward, scope: FunctionScope) -> Mapping[int, Values]:
-    assert isinstance(forward.node, cst.Call)
+    assert type(forward.node) is cst.Call
     if any(argument.star or argument.keyword for argument in forward.node.args):
         return {}
     return parameters_given(scope, enumerate(forward.passed), is_method=True)

@@ -94,7 +94,7 @@ class _Mentions:
         self.block(node.body)
         first = self.bound
         self.bound = set(before)
-        if isinstance(node.orelse, cst.If):
+        if type(node.orelse) is cst.If:
             self.choose(node.orelse)
         elif node.orelse is not None:
             self.block(node.orelse.body)

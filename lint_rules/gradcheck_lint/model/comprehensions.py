@@ -45,7 +45,7 @@ def running(reading: Reading, node: cst.BaseComp) -> StoreKind | None:
 
 
 def _element(node: cst.BaseComp) -> cst.BaseExpression:
-    if isinstance(node, cst.DictComp):
+    if type(node) is cst.DictComp:
         return node.value
     assert isinstance(node, cst.BaseSimpleComp)
     return node.elt

@@ -73,7 +73,7 @@ def look_up(reading: Reading, state: State, path: str) -> Values:
 
 
 def _read_name(reading: Reading, node: cst.CSTNode) -> Values:
-    assert isinstance(node, cst.Name)
+    assert type(node) is cst.Name
     name = node.value
     if name in _CONSTANTS:
         return reading.recorder.number(node)
@@ -93,7 +93,7 @@ def _note_holder(reading: Reading, values: Values) -> None:
 
 
 def _read_attribute(reading: Reading, node: cst.CSTNode) -> Values:
-    assert isinstance(node, cst.Attribute)
+    assert type(node) is cst.Attribute
     path, last = dotted_name(node), node.attr.value
     # A method that is named in a statement of its own, and not called, does nothing.
     if "zero_grad" in last and reading.statement_value is not node:
@@ -202,7 +202,7 @@ def _of_instance(reading: Reading, value: Value, attribute: str, site: int) -> V
             return frozenset(
                 {reading.recorder.value(Kind.LEAF, value.node or reading.scope.node, site=site)}
             )
-    if method is None or not isinstance(method.node, cst.FunctionDef) or method.node.decorators:
+    if method is None or type(method.node) is not cst.FunctionDef or method.node.decorators:
         return NOTHING
     made = reading.recorder.value(Kind.FUNCTION, method.node, site=site, function=method)
     return frozenset({made})
@@ -232,7 +232,7 @@ def _epoch(state: State, path: str) -> frozenset[int]:
 
 
 def _read_subscript(reading: Reading, node: cst.CSTNode) -> Values:
-    assert isinstance(node, cst.Subscript)
+    assert type(node) is cst.Subscript
     base = read(reading, node.value)
     for element in node.slice:
         index = element.slice
@@ -259,7 +259,7 @@ def _read_to_number(reading: Reading, node: cst.CSTNode) -> Values:
 
 
 def _read_comparison(reading: Reading, node: cst.CSTNode) -> Values:
-    assert isinstance(node, cst.Comparison)
+    assert type(node) is cst.Comparison
     compared = [read(reading, node.left)]
     compared += [read(reading, target.comparator) for target in node.comparisons]
     has_graph = any(map(through_all, compared))
@@ -267,7 +267,7 @@ def _read_comparison(reading: Reading, node: cst.CSTNode) -> Values:
 
 
 def _read_arithmetic(reading: Reading, node: cst.CSTNode) -> Values:
-    assert isinstance(node, cst.BinaryOperation)
+    assert type(node) is cst.BinaryOperation
     left = read(reading, node.left)
     right = read(reading, node.right)
     if reading.notes_saves:
@@ -276,7 +276,7 @@ def _read_arithmetic(reading: Reading, node: cst.CSTNode) -> Values:
 
 
 def _read_unary(reading: Reading, node: cst.CSTNode) -> Values:
-    assert isinstance(node, cst.UnaryOperation)
+    assert type(node) is cst.UnaryOperation
     inner = read(reading, node.expression)
     if type(node.operator) is cst.Not or all_are(inner, Kind.NUMBER):
         return reading.recorder.number(node)
@@ -284,13 +284,13 @@ def _read_unary(reading: Reading, node: cst.CSTNode) -> Values:
 
 
 def _read_conditional(reading: Reading, node: cst.CSTNode) -> Values:
-    assert isinstance(node, cst.IfExp)
+    assert type(node) is cst.IfExp
     read(reading, node.test)
     return _read_either(reading, node, (node.body, node.orelse))
 
 
 def _read_logical(reading: Reading, node: cst.CSTNode) -> Values:
-    assert isinstance(node, cst.BooleanOperation)
+    assert type(node) is cst.BooleanOperation
     first = read(reading, node.left)
     return join(first, _read_either(reading, node, (node.right,)))
 
@@ -356,7 +356,7 @@ def container(
 
 
 def _read_dictionary(reading: Reading, node: cst.CSTNode) -> Values:
-    assert isinstance(node, cst.Dict)
+    assert type(node) is cst.Dict
     parts: list[Values] = []
     entries: dict[str, Values] = {}
     for element in node.elements:
@@ -404,7 +404,7 @@ def _read_elements(reading: Reading, node: cst.BaseComp, iterated: Values) -> Va
             break
         loop = loop.inner_for_in
         iterated = read(reading, loop.iter)
-    if isinstance(node, cst.DictComp):
+    if type(node) is cst.DictComp:
         read(reading, node.key)
         return read(reading, node.value)
     assert isinstance(node, cst.BaseSimpleComp)
@@ -412,7 +412,7 @@ def _read_elements(reading: Reading, node: cst.BaseComp, iterated: Values) -> Va
 
 
 def _read_lambda(reading: Reading, node: cst.CSTNode) -> Values:
-    assert isinstance(node, cst.Lambda)
+    assert type(node) is cst.Lambda
     kept = dict(reading.state.names)
     for parameter in node.params.params:
         reading.bind(parameter.name.value, reading.recorder.unknown(parameter))
@@ -430,14 +430,14 @@ def _read_lambda(reading: Reading, node: cst.CSTNode) -> Values:
 
 
 def _read_walrus(reading: Reading, node: cst.CSTNode) -> Values:
-    assert isinstance(node, cst.NamedExpr)
+    assert type(node) is cst.NamedExpr
     values = read(reading, node.value)
     bind_target(reading, node.target, values)
     return values
 
 
 def _read_awaited(reading: Reading, node: cst.CSTNode) -> Values:
-    assert isinstance(node, cst.Await)
+    assert type(node) is cst.Await
     return read(reading, node.expression)
 
 
@@ -456,7 +456,7 @@ def _read_yield(reading: Reading, node: cst.CSTNode) -> Values:
 
 def _is_decorated(node: cst.CSTNode) -> bool:
     """Tell whether a generator may be a context manager or a fixture, round other code."""
-    return isinstance(node, cst.FunctionDef) and bool(node.decorators)
+    return type(node) is cst.FunctionDef and bool(node.decorators)
 
 
 def _read_below(reading: Reading, node: cst.CSTNode) -> Values:
@@ -497,7 +497,7 @@ def _is_read(kind: type[cst.CSTNode]) -> bool:
 
 
 def _read_call(reading: Reading, node: cst.CSTNode) -> Values:
-    assert isinstance(node, cst.Call)
+    assert type(node) is cst.Call
     return reading.read_call(node)
 
 

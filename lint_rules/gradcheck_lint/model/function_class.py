@@ -127,7 +127,7 @@ class AutogradFunction:
         if self.backward is None or isinstance(self.backward.node, cst.Module):
             return None
         star = self.backward.node.params.star_arg
-        return star if isinstance(star, cst.Param) else None
+        return star if type(star) is cst.Param else None
 
     def saving_calls(self, name: str) -> Iterator[cst.Call]:
         """Yield the calls of ``ctx.<name>(...)`` where the context is filled."""
@@ -154,7 +154,7 @@ class AutogradFunction:
             element.value
             for value in returns(self.forward)
             for element in elements_of(value.value)
-            if isinstance(element, cst.Name)
+            if type(element) is cst.Name
         )
 
     @cached_property
@@ -169,20 +169,20 @@ class AutogradFunction:
         refused = {
             id(node.test.expression)
             for node in nodes
-            if isinstance(node, cst.Assert) and isinstance(node.test, cst.UnaryOperation)
+            if type(node) is cst.Assert and type(node.test) is cst.UnaryOperation
         }
         for node in nodes:
-            if isinstance(node, cst.Return):
+            if type(node) is cst.Return:
                 if self._lacks_gradients(node.value):
                     continue
                 for place, element in enumerate(before_star(node.value)):
                     if not is_none(element) and dotted_name(element) not in empty:
                         found.add(place)
             elif (
-                isinstance(node, cst.Subscript)
+                type(node) is cst.Subscript
                 and id(node) not in refused  # `assert not ctx.needs_input_grad[2]`
                 and (dotted_name(node.value) or "").endswith(".needs_input_grad")
-                and isinstance(node.slice[0].slice, cst.Index)
+                and type(node.slice[0].slice) is cst.Index
             ):
                 asked = integer(node.slice[0].slice.value)
                 found.update(() if asked is None else (asked,))
@@ -194,7 +194,7 @@ class AutogradFunction:
         A name may hold a tuple of all of them.
         """
         cotangents = {item.name for item in self.cotangents}
-        is_one = isinstance(returned, cst.Name) and returned.value in cotangents
+        is_one = type(returned) is cst.Name and returned.value in cotangents
         return is_one and self.inputs is not None and len(self.inputs) > 1
 
     @cached_property
@@ -228,12 +228,8 @@ def function_with(function: FunctionModel, *methods: str) -> AutogradFunction | 
 
 def saving_calls_in(scope: FunctionScope, name: str) -> Iterator[cst.Call]:
     """Yield the calls of ``<anything>.<name>(...)`` in one function."""
-    for node in scope.nodes:
-        if (
-            isinstance(node, cst.Call)
-            and isinstance(node.func, cst.Attribute)
-            and node.func.attr.value == name
-        ):
+    for node in scope.nodes_of(cst.Call):
+        if type(node.func) is cst.Attribute and node.func.attr.value == name:
             yield node
 
 
@@ -246,7 +242,7 @@ def saved_names(scope: FunctionScope) -> Iterator[tuple[str, cst.CSTNode]]:
         for argument in call.args:
             held = displayed(argument.value, scope) if argument.star else [argument.value]
             for value in held:
-                if isinstance(value, cst.Name):
+                if type(value) is cst.Name:
                     yield value.value, argument.value
 
 
@@ -254,7 +250,7 @@ def displayed(
     node: cst.BaseExpression | None, scope: FunctionScope
 ) -> Sequence[cst.BaseExpression]:
     """Return the elements of a tuple or list, or of the only one that a name holds."""
-    if isinstance(node, cst.Name):
+    if type(node) is cst.Name:
         sources = sources_of(scope).get(node.value) or []
         node = sources[0] if len(sources) == 1 else node
     if not isinstance(node, (cst.Tuple, cst.List)):
@@ -268,7 +264,7 @@ def has_decorator(scope: FunctionScope, name: str, scopes: Scopes | None = None)
         return False
     for decorator in scope.node.decorators:
         target = decorator.decorator
-        called = dotted_name(target.func if isinstance(target, cst.Call) else target) or ""
+        called = dotted_name(target.func if type(target) is cst.Call else target) or ""
         imported = (scopes.resolve_import(called) if scopes is not None else None) or ""
         if called.rpartition(".")[2] == name:
             return True
@@ -283,7 +279,7 @@ def has_other_decorator(scope: FunctionScope, scopes: Scopes) -> bool:
         return False
     for decorator in scope.node.decorators:
         target = decorator.decorator
-        name = dotted_name(target.func if isinstance(target, cst.Call) else target) or ""
+        name = dotted_name(target.func if type(target) is cst.Call else target) or ""
         imported = scopes.resolve_import(name) or ""
         if name.rpartition(".")[2] not in _METHOD_DECORATORS and not imported.startswith("torch."):
             return True
@@ -300,7 +296,7 @@ def parameters(scope: FunctionScope) -> list[Input] | None:
     if isinstance(scope.node, cst.Module):
         return None
     params = scope.node.params
-    if isinstance(params.star_arg, cst.Param) or params.star_kwarg or params.kwonly_params:
+    if type(params.star_arg) is cst.Param or params.star_kwarg or params.kwonly_params:
         return None
     return [
         Input(param.name.value, param, param.default is not None)
@@ -310,27 +306,27 @@ def parameters(scope: FunctionScope) -> list[Input] | None:
 
 def returns(scope: FunctionScope) -> list[cst.Return]:
     """Return the return statements of a function itself."""
-    return [node for node in scope.nodes if type(node) is cst.Return]
+    return list(scope.nodes_of(cst.Return))
 
 
 def elements_of(node: cst.BaseExpression | None) -> list[cst.BaseExpression]:
     """Return the elements of a tuple display, or the expression itself."""
-    if isinstance(node, cst.Tuple):
+    if type(node) is cst.Tuple:
         return [element.value for element in node.elements]
     return [] if node is None else [node]
 
 
 def before_star(node: cst.BaseExpression | None) -> Iterator[cst.BaseExpression]:
     """Yield the elements of a tuple display up to a starred one, or the expression itself."""
-    if isinstance(node, cst.BinaryOperation) and isinstance(node.left, cst.Tuple):
+    if type(node) is cst.BinaryOperation and type(node.left) is cst.Tuple:
         # `return (None, None) + gradients`
         yield from before_star(node.left)
         return
-    if not isinstance(node, cst.Tuple):
+    if type(node) is not cst.Tuple:
         yield from elements_of(node)
         return
     for element in node.elements:
-        if isinstance(element, cst.StarredElement):
+        if type(element) is cst.StarredElement:
             return
         yield element.value
 
@@ -338,11 +334,10 @@ def before_star(node: cst.BaseExpression | None) -> Iterator[cst.BaseExpression]
 def assignments(scope: FunctionScope) -> dict[str, list[cst.BaseExpression]]:
     """Return what each plain name of a function is assigned, in source order."""
     found: dict[str, list[cst.BaseExpression]] = {}
-    for node in scope.nodes:
-        if type(node) is cst.Assign:
-            for target in node.targets:
-                if type(target.target) is cst.Name:
-                    found.setdefault(target.target.value, []).append(node.value)
+    for node in scope.nodes_of(cst.Assign):
+        for target in node.targets:
+            if type(target.target) is cst.Name:
+                found.setdefault(target.target.value, []).append(node.value)
     return found
 
 
@@ -352,7 +347,7 @@ def names_in(node: cst.CSTNode) -> frozenset[str]:
     stack = [node]
     while stack:
         current = stack.pop()
-        if isinstance(current, cst.Name):
+        if type(current) is cst.Name:
             found.add(current.value)
         elif isinstance(current, (cst.Attribute, cst.Arg)):
             stack.append(current.value)
@@ -377,11 +372,11 @@ def tensor_names(function: AutogradFunction) -> frozenset[str]:
             text = dotted_name(item.node.annotation.annotation) or ""
             if text.rpartition(".")[2] == "Tensor":
                 known.add(item.name)
-    for node in forward.nodes:
-        if isinstance(node, cst.Attribute) and isinstance(node.value, cst.Name):
+    for node in forward.nodes_of(cst.Attribute, cst.Call):
+        if type(node) is cst.Attribute and type(node.value) is cst.Name:
             if node.attr.value in _TENSOR_WORDS and node.value.value in names:
                 known.add(node.value.value)
-        elif isinstance(node, cst.Call):
+        elif type(node) is cst.Call:
             known.update(_asked_for_length(node) & names)
             qualified = function.module.scopes.resolve_import(dotted_name(node.func) or "") or ""
             first = positional(node)[:1]
@@ -402,15 +397,15 @@ def tensor_names(function: AutogradFunction) -> frozenset[str]:
 def _asked_for_length(node: cst.Call) -> set[str]:
     """Return the name whose ``size(0)`` this is; a process group has a ``size()`` as well."""
     func = node.func
-    if not isinstance(func, cst.Attribute) or func.attr.value != "size" or not node.args:
+    if type(func) is not cst.Attribute or func.attr.value != "size" or not node.args:
         return set()
-    return {func.value.value} if isinstance(func.value, cst.Name) else set()
+    return {func.value.value} if type(func.value) is cst.Name else set()
 
 
 def _handed_to_layer(node: cst.Call) -> set[str]:
     """Return the plain names that a function of ``torch.nn.functional`` takes as tensors."""
     handed = [*positional(node)[:1], *(keyword(node, name) for name in _LAYER_TENSORS)]
-    return {value.value for value in handed if isinstance(value, cst.Name)}
+    return {value.value for value in handed if type(value) is cst.Name}
 
 
 _LAYER_TENSORS: Final = ("input", "weight", "bias", "grid", "target")

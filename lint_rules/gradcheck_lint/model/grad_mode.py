@@ -32,7 +32,7 @@ _TORCH_ERRORS = frozenset({"RuntimeError", "Exception", "BaseException"})
 
 def mode_inside(reading: Reading, context: cst.BaseExpression, mode: GradMode) -> GradMode:
     """Return the grad mode in a ``with`` that enters ``context``, given the mode outside."""
-    call = context if isinstance(context, cst.Call) else None
+    call = context if type(context) is cst.Call else None
     name = dotted_name(call.func if call else context)
     qualified = reading.qualified(name)
     asked = _asked_mode(qualified, call)
@@ -62,21 +62,21 @@ def _mode_inside_own(reading: Reading, call: cst.Call, mode: GradMode) -> GradMo
 def _mode_of_kept(reading: Reading, name: str | None, mode: GradMode) -> GradMode:
     """Return the mode in a context that a name holds, as in ``ctx = torch.autocast("cuda")``."""
     made = {value.node for value in reading.look_up(name)} if name is not None else set()
-    if not made or not all(isinstance(node, cst.Call) for node in made):
+    if not made or not all(type(node) is cst.Call for node in made):
         return GradMode.UNKNOWN
-    modes = {mode_inside(reading, node, mode) for node in made if isinstance(node, cst.Call)}
+    modes = {mode_inside(reading, node, mode) for node in made if type(node) is cst.Call}
     return modes.pop() if len(modes) == 1 else GradMode.UNKNOWN
 
 
 def _maker(reading: Reading, call: cst.Call) -> FunctionScope | None:
     """Return the function that makes a context, or the method that is run when it is entered."""
     function: FunctionScope | None = None
-    if isinstance(call.func, cst.Name):
+    if type(call.func) is cst.Name:
         functions = {value.function for value in reading.look_up(call.func.value)}
         function = functions.pop() if len(functions) == 1 else None
         owner = reading.scopes.classes.get(call.func.value)
         function = function or reading.scopes.method(owner, "__enter__")
-    elif isinstance(call.func, cst.Attribute):
+    elif type(call.func) is cst.Attribute:
         receiver = reading.look_up(dotted_name(call.func.value) or "")
         owners = {value.name for value in receiver if value.kind is Kind.INSTANCE}
         if len(owners) == 1 and len(receiver) == 1:
@@ -90,14 +90,14 @@ def unrecorded_by_with(nodes: Iterable[cst.CSTNode], scopes: Scopes) -> set[int]
     return {
         id(inner)
         for node in nodes
-        if isinstance(node, cst.With) and _turns_off(node, scopes)
+        if type(node) is cst.With and _turns_off(node, scopes)
         for inner in walk(node.body)
     }
 
 
 def _turns_off(node: cst.With, scopes: Scopes) -> bool:
     for item in node.items:
-        call = item.item if isinstance(item.item, cst.Call) else None
+        call = item.item if type(item.item) is cst.Call else None
         name = dotted_name(call.func if call else item.item)
         if _asked_mode(scopes.resolve_import(name or ""), call) is GradMode.DISABLED:
             return True
@@ -135,7 +135,7 @@ def initial_mode(scopes: Scopes, scope: FunctionScope) -> GradMode:
     mode = GradMode.AMBIENT
     for decorator in node.decorators:
         expression = decorator.decorator
-        call = expression if isinstance(expression, cst.Call) else None
+        call = expression if type(expression) is cst.Call else None
         name = dotted_name(call.func if call else expression)
         qualified = scopes.resolve_import(name) if name else None
         asked = _asked_mode(qualified, call)
@@ -154,7 +154,7 @@ def _leaves_mode_alone(name: str | None, qualified: str | None) -> bool:
 
 def expects_error(context: cst.BaseExpression) -> bool:
     """Tell whether a ``with`` catches what its body raises, as ``pytest.raises`` does."""
-    name = dotted_name(context.func) if isinstance(context, cst.Call) else None
+    name = dotted_name(context.func) if type(context) is cst.Call else None
     return (name or "").rpartition(".")[2] in _ERROR_CONTEXTS
 
 
@@ -164,7 +164,7 @@ def catches_torch_errors(node: cst.Try | cst.TryStar) -> bool:
         if handler.type is None:
             return True
         kinds = [handler.type]
-        if isinstance(handler.type, cst.Tuple):
+        if type(handler.type) is cst.Tuple:
             kinds = [element.value for element in handler.type.elements]
         if any((dotted_name(kind) or "").rpartition(".")[2] in _TORCH_ERRORS for kind in kinds):
             return True

@@ -452,7 +452,7 @@ def _read_parameters(
     reading: Reading, node: cst.Call, receiver: Values, arguments: Arguments
 ) -> Values | None:
     del arguments
-    assert isinstance(node.func, cst.Attribute)
+    assert type(node.func) is cst.Attribute
     if method_of(reading, receiver, node.func.attr.value) is not None:
         return None
     reading.recorder.hold(receiver)
@@ -481,7 +481,7 @@ def _emptied(changes: dict[str, Any]) -> Callable[[Value], Value]:
 def _read_append(
     reading: Reading, node: cst.Call, receiver: Values, arguments: Arguments
 ) -> Values | None:
-    assert isinstance(node.func, cst.Attribute)
+    assert type(node.func) is cst.Attribute
     if not arguments.positional or method_of(reading, receiver, node.func.attr.value):
         return None
     stored = arguments.positional[-1]
@@ -519,7 +519,7 @@ def _container_of(node: cst.BaseExpression) -> cst.BaseExpression:
             type(node) is cst.Call
             and type(node.func) is cst.Attribute
             and node.func.attr.value == "setdefault"
-            and any(isinstance(default, cst.List) for default in positional(node)[1:])
+            and any(type(default) is cst.List for default in positional(node)[1:])
         ):
             node = node.func.value
         else:
@@ -529,7 +529,7 @@ def _container_of(node: cst.BaseExpression) -> cst.BaseExpression:
 def _read_scale(
     reading: Reading, node: cst.Call, receiver: Values, arguments: Arguments
 ) -> Values | None:
-    assert isinstance(node.func, cst.Attribute)
+    assert type(node.func) is cst.Attribute
     if len(arguments.positional) != 1:
         return None
     scaled = same_graph(reading, node, arguments.positional[0])
@@ -546,7 +546,7 @@ def _read_clip(
 ) -> Values | None:
     """Record ``accelerator.clip_grad_norm_(parameters, limit)``, which unscales by itself."""
     del receiver
-    assert isinstance(node.func, cst.Attribute)
+    assert type(node.func) is cst.Attribute
     owner = last_word(place_name(node.func.value)).lower()
     if BACKWARD_BY_ENGINE.search(owner) is None or not arguments.positional:
         return None
@@ -578,7 +578,7 @@ def _read_pairs(
     else:
         return None
     key = reading.recorder.number(node)
-    assert isinstance(node.func, cst.Attribute)
+    assert type(node.func) is cst.Attribute
     if node.func.attr.value == "values":
         return container(reading, node, [elements])
     pair = reading.recorder.value(Kind.TUPLE, node, parts=(key, elements))
@@ -593,7 +593,7 @@ def _read_update(
         return read_update(reading, node, receiver, arguments)
     _forget_entries(reading, receiver)
     written = positional(node)
-    if len(written) == 1 and isinstance(node.func, cst.Attribute):
+    if len(written) == 1 and type(node.func) is cst.Attribute:
         given = arguments.positional[0]
         note_update(reading, node, node.func.value, written=written[0], given=given)
     return record_call(reading, node, arguments, method="update", harmless=True)

@@ -565,9 +565,9 @@ class ModuleModel:
         returned: list[cst.BaseExpression | None] = []
         assigned: dict[str, list[cst.BaseExpression]] = {}
         for node in scope.small_statements:
-            if isinstance(node, cst.Return):
+            if type(node) is cst.Return:
                 returned.append(node.value)
-            elif isinstance(node, cst.Assign):
+            elif type(node) is cst.Assign:
                 for target in node.targets:
                     for name in bound_names(target.target):
                         assigned.setdefault(name, []).append(node.value)
@@ -587,7 +587,7 @@ class ModuleModel:
 
     def makes_optimizer(self, node: cst.CSTNode | None) -> bool:
         """Tell whether this calls an optimizer class of torch, or one that derives from it."""
-        if not isinstance(node, cst.Call):
+        if type(node) is not cst.Call:
             return False
         name = dotted_name(node.func) or ""
         own = self.scopes.classes.get(name)
@@ -601,7 +601,7 @@ class ModuleModel:
         key = ("mode at yield", id(scope))
         if key not in self.memo:
             self.memo[key] = None
-            if any(type(node) is cst.Yield for node in scope.nodes):
+            if scope.nodes_of(cst.Yield):
                 events = self._block_for_caller(scope).events()
                 modes = {event.mode for event in events if type(event.node) is cst.Yield}
                 self.memo[key] = modes.pop() if len(modes) == 1 else GradMode.UNKNOWN

@@ -44,9 +44,7 @@ def _read(scope: FunctionScope) -> Sources:
 def augmented_names(scope: FunctionScope) -> frozenset[str]:
     """Return the plain names that ``+=`` and the like change."""
     return frozenset(
-        node.target.value
-        for node in scope.nodes
-        if isinstance(node, cst.AugAssign) and isinstance(node.target, cst.Name)
+        node.target.value for node in scope.nodes_of(cst.AugAssign) if type(node.target) is cst.Name
     )
 
 
@@ -84,7 +82,7 @@ def _unpacked(
         and isinstance(value, (cst.Tuple, cst.List))
         and len(target.elements) == len(value.elements)
         and not any(
-            isinstance(each, cst.StarredElement) for each in (*target.elements, *value.elements)
+            type(each) is cst.StarredElement for each in (*target.elements, *value.elements)
         )
     ):
         for one, other in zip(target.elements, value.elements, strict=True):
@@ -95,7 +93,7 @@ def _unpacked(
 
 def _names(target: cst.CSTNode) -> Iterator[str]:
     """Yield the plain names of a target; what is written to elements or attributes has none."""
-    if isinstance(target, cst.Name):
+    if type(target) is cst.Name:
         yield target.value
     elif isinstance(target, (cst.Tuple, cst.List, cst.StarredElement, cst.Element)):
         for below in child_list(target):

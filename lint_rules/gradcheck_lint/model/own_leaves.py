@@ -30,11 +30,11 @@ def own_leaf(reading: Reading, target: cst.BaseExpression) -> frozenset[int]:
 
     A tensor that is not yet there when an optimizer is made can't be one of its parameters.
     """
-    while not (isinstance(target, cst.Attribute) and target.attr.value == "grad"):
+    while not (type(target) is cst.Attribute and target.attr.value == "grad"):
         if not isinstance(target, (cst.Attribute, cst.Subscript)):
             return NO_SITES
         target = target.value
-    if not isinstance(target.value, cst.Name):
+    if type(target.value) is not cst.Name:
         return NO_SITES
     values = reading.look_up(target.value.value)
     if not values or not all(_is_made_here(reading, value) for value in values):
@@ -48,14 +48,14 @@ def _is_made_here(reading: Reading, value: Value) -> bool:
 
 def _is_new(reading: Reading, node: cst.CSTNode | None) -> bool:
     """Tell whether a call makes a tensor that nobody else has."""
-    while isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+    while type(node) is cst.Call and type(node.func) is cst.Attribute:
         method = node.func.attr.value
         if method in _MAKES_NEW:
             return True
         if method not in _KEEPS:
             break
         node = node.func.value
-    if not isinstance(node, cst.Call):
+    if type(node) is not cst.Call:
         return False
     whole = reading.qualified(dotted_name(node.func)) or ""
     return whole in FACTORIES or whole in VARIABLE_CLASSES

@@ -369,7 +369,7 @@ def _decision(branch: Branch, walk: _Walk) -> tuple[str, int] | None:
     if test is None or len(branch.arms) != 2:  # noqa: PLR2004 - yes and no
         return None
     is_negated = 0
-    while isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+    while type(test) is cst.UnaryOperation and type(test.operator) is cst.Not:
         test, is_negated = test.expression, 1 - is_negated
     text = walk.function.module.text(test)
     for negation, plain in ((" is not None", " is None"), (" != ", " == ")):
@@ -508,7 +508,7 @@ def _is_unclear(call: Call, walk: _Walk) -> bool:
     if call.suspends:
         return True
     name = call.method
-    if isinstance(call.node, cst.Call):
+    if type(call.node) is cst.Call:
         name = name or (dotted_name(call.node.func) or "").rpartition(".")[2]
     if name is not None and "backward" in name and not name.endswith(("_sync", "_hook")):
         return True

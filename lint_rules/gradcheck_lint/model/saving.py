@@ -51,7 +51,7 @@ def note_arithmetic(
 
 def note_method(reading: Reading, node: cst.Call, receiver: Values, arguments: Arguments) -> None:
     """Note what a method of a tensor saves."""
-    assert isinstance(node.func, cst.Attribute)
+    assert type(node.func) is cst.Attribute
     name = node.func.attr.value
     if name in SAVES_INPUT and _has_graph(receiver):
         _note(reading, node, receiver, is_tensor=True)

@@ -6,14 +6,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import itemgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, overload
 
 import libcst as cst
 
 from gradcheck_lint.model.knowledge import ENGINE_MODULES, ENGINE_PACKAGES, INPLACE_METHODS
 from gradcheck_lint.model.name_sources import Sources
-from gradcheck_lint.model.syntax import ATOMS, child_list, dotted_name, walk
+from gradcheck_lint.model.syntax import ATOMS, assigned_pairs, child_list, dotted_name, walk
 from gradcheck_lint.project.linking import Target
 
 if TYPE_CHECKING:
@@ -28,6 +29,33 @@ class Part(Enum):
     WRITE = "something is written to in place"
     BACKWARD = "backward is called"
     LOOP = "a loop, or a comprehension"
+
+
+_A = TypeVar("_A", bound=cst.CSTNode)
+_B = TypeVar("_B", bound=cst.CSTNode)
+_C = TypeVar("_C", bound=cst.CSTNode)
+
+
+class NodeIndex:
+    """Some nodes by their types, so that who looks for a few goes through these alone."""
+
+    __slots__ = ("_by_kind", "_joined")
+
+    def __init__(self, nodes: Iterable[cst.CSTNode]) -> None:
+        self._by_kind: dict[type[cst.CSTNode], list[tuple[int, cst.CSTNode]]] = {}
+        self._joined: dict[tuple[type[cst.CSTNode], ...], Sequence[cst.CSTNode]] = {}
+        for placed in enumerate(nodes):
+            self._by_kind.setdefault(type(placed[1]), []).append(placed)
+
+    def of(self, *kinds: type[cst.CSTNode]) -> Sequence[cst.CSTNode]:
+        """Return the nodes that are of exactly these types, in their order."""
+        known = self._joined.get(kinds)
+        if known is None:
+            placed = [pair for kind in kinds for pair in self._by_kind.get(kind, ())]
+            if len(kinds) > 1:
+                placed.sort(key=itemgetter(0))
+            known = self._joined[kinds] = tuple([node for _, node in placed])
+        return known
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +89,8 @@ class FunctionScope:
     parent: FunctionScope | None = None
     nested: dict[str, FunctionScope] = field(default_factory=dict)
     _nodes: tuple[tuple[cst.CSTNode, ...], tuple[cst.CSTNode, ...]] | None = None
+    _index: NodeIndex | None = None
+    _assignments: tuple[tuple[cst.BaseExpression, cst.BaseExpression], ...] | None = None
     _parts: frozenset[Part] | None = None
     _words: frozenset[str] | None = None
     sources: Sources | None = None
@@ -74,9 +104,32 @@ class FunctionScope:
     def nodes(self) -> tuple[cst.CSTNode, ...]:
         """Return the nodes of the body, without functions, classes and lambdas inside it.
 
-        They are looked up once: many rules go through them.
+        They are looked up once: many rules go through them. Who wants those of some types asks
+        for ``nodes_of`` these.
         """
         return self.nodes_and_lambdas[0]
+
+    @overload
+    def nodes_of(self, kind: type[_A], /) -> Sequence[_A]: ...
+    @overload
+    def nodes_of(self, kind: type[_A], other: type[_B], /) -> Sequence[_A | _B]: ...
+    @overload
+    def nodes_of(
+        self, kind: type[_A], other: type[_B], third: type[_C], /
+    ) -> Sequence[_A | _B | _C]: ...
+    def nodes_of(self, *kinds: type[cst.CSTNode]) -> Sequence[cst.CSTNode]:
+        """Return those of ``nodes`` that are of exactly these types, in the order of the source."""
+        if self._index is None:
+            self._index = NodeIndex(self.nodes)
+        return self._index.of(*kinds)
+
+    @property
+    def assignments(self) -> Sequence[tuple[cst.BaseExpression, cst.BaseExpression]]:
+        """Return the targets of all assignments with their values, as ``assigned_pairs``."""
+        if self._assignments is None:
+            found = self.nodes_of(cst.Assign, cst.AnnAssign)
+            self._assignments = tuple(pair for node in found for pair in assigned_pairs(node))
+        return self._assignments
 
     @property
     def small_statements(self) -> Sequence[cst.CSTNode]:
@@ -150,7 +203,7 @@ class FunctionScope:
         known = self.node.params
         plain = (*known.posonly_params, *known.params, *known.kwonly_params)
         rest = (known.star_arg, known.star_kwarg)
-        return frozenset(each.name.value for each in (*plain, *rest) if isinstance(each, cst.Param))
+        return frozenset(each.name.value for each in (*plain, *rest) if type(each) is cst.Param)
 
     @property
     def first_parameter(self) -> str | None:
@@ -217,7 +270,7 @@ def _parts_of(nodes: Iterable[cst.CSTNode]) -> Iterator[Part]:
 
 
 def _keyword_of(node: cst.CSTNode) -> str | None:
-    return node.keyword.value if isinstance(node, cst.Arg) and node.keyword is not None else None
+    return node.keyword.value if type(node) is cst.Arg and node.keyword is not None else None
 
 
 def _parts_by_name(name: str) -> Iterator[Part]:
@@ -450,9 +503,9 @@ class Scopes:
                 self._add_import(child)  # type: ignore[arg-type]
             elif kind in _BLOCKS:
                 self._collect(child, function, owner, prefix)
-            elif isinstance(child, cst.FunctionDef):
+            elif type(child) is cst.FunctionDef:
                 self._add_function(child, function, owner, prefix)
-            elif isinstance(child, cst.ClassDef):
+            elif type(child) is cst.ClassDef:
                 self._add_class(child, function, prefix)
 
     def _add_function(
@@ -476,7 +529,7 @@ class Scopes:
 
     def _add_import(self, node: cst.Import | cst.ImportFrom) -> None:
         module, origin = "", ""
-        if isinstance(node, cst.ImportFrom):
+        if type(node) is cst.ImportFrom:
             module = "." * len(node.relative) + (dotted_name(node.module) or "")
             origin = f"{module}."
         names = node.names
@@ -490,7 +543,7 @@ class Scopes:
             local = dotted_name(alias.asname.name) if alias.asname else None
             if (local or name) in self._bindings:
                 continue
-            if local is None and isinstance(node, cst.Import):
+            if local is None and type(node) is cst.Import:
                 local = full = name.partition(".")[0]
             local = local or name
             if self._imports.setdefault(local, full) != full:

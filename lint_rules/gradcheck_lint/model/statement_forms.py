@@ -70,7 +70,7 @@ def counter_of(node: cst.For | cst.While) -> str | None:
 
 def is_loader(node: cst.BaseExpression) -> bool:
     """Tell whether this is a data loader by its name, or tqdm() or enumerate() of one."""
-    while isinstance(node, cst.Call) and node.args:
+    while type(node) is cst.Call and node.args:
         if (dotted_name(node.func) or "").rpartition(".")[2] not in {"tqdm", "enumerate", "iter"}:
             return False
         node = node.args[0].value
@@ -85,14 +85,14 @@ _LOADER_NAME = re.compile(
 
 def pattern_names(pattern: cst.MatchPattern) -> list[str]:
     """Return the names that a pattern binds as a whole."""
-    if isinstance(pattern, cst.MatchAs) and pattern.name is not None:
+    if type(pattern) is cst.MatchAs and pattern.name is not None:
         return [pattern.name.value]
     return []
 
 
 def targets(node: cst.For | cst.While) -> frozenset[str]:
     """Return the names that each iteration of a loop binds."""
-    return frozenset(bound_names(node.target)) if isinstance(node, cst.For) else frozenset()
+    return frozenset(bound_names(node.target)) if type(node) is cst.For else frozenset()
 
 
 def runs_once(node: cst.For | cst.While | cst.CompFor) -> bool:

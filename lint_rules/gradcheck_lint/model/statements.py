@@ -372,22 +372,22 @@ class StatementReader:
 
     def _read_delete(self, node: cst.Del) -> None:
         deleted: Sequence[cst.BaseExpression] = [node.target]
-        if isinstance(node.target, cst.Tuple):
+        if type(node.target) is cst.Tuple:
             deleted = [element.value for element in node.target.elements]
         for target in deleted:
             path = dotted_name(target)
-            if isinstance(target, cst.Attribute) and target.attr.value == "grad":
+            if type(target) is cst.Attribute and target.attr.value == "grad":
                 self._event(ZeroGrad, target)
             elif path is not None:
                 self._reading.state.drop(path)
 
     def _read_jump(self, node: cst.Break | cst.Continue | cst.Raise) -> None:
         reading = self._reading
-        if isinstance(node, cst.Raise):
+        if type(node) is cst.Raise:
             if node.exc is not None:
                 read(reading, node.exc)
             how = JumpKind.RAISE
-        elif isinstance(node, cst.Break):
+        elif type(node) is cst.Break:
             how = JumpKind.BREAK
             self._leave_loop(self._breaks)
         else:
@@ -474,7 +474,7 @@ class StatementReader:
 
     def _read_loop(self, node: cst.For | cst.While) -> None:
         reading, recorder = self._reading, self._reading.recorder
-        iterated = read(reading, node.iter) if isinstance(node, cst.For) else NOTHING
+        iterated = read(reading, node.iter) if type(node) is cst.For else NOTHING
         outer_block, outer_loops = recorder.block, recorder.loops
         outer_counter, self._counter = self._counter, counter_of(node)
         recorder.loops = (*outer_loops, id(node))

@@ -71,7 +71,7 @@ ATOMS = frozenset({cst.Name, cst.Integer, cst.Float, cst.Imaginary, cst.SimpleSt
 def small_statements(body: cst.BaseSuite | cst.Module) -> Iterator[cst.BaseSmallStatement]:
     """Yield the simple statements of a block itself, those of ``if x: y = 1; z = 2`` as well."""
     for statement in body.body:
-        if isinstance(statement, cst.SimpleStatementLine):
+        if type(statement) is cst.SimpleStatementLine:
             yield from statement.body
         elif isinstance(statement, cst.BaseSmallStatement):
             yield statement
@@ -175,7 +175,7 @@ def dotted_name(node: cst.CSTNode | None) -> str | None:
 
 def decorator_name(node: cst.Decorator) -> str:
     """Return the last word of a decorator, called or not, "" for one that has no name."""
-    named = node.decorator.func if isinstance(node.decorator, cst.Call) else node.decorator
+    named = node.decorator.func if type(node.decorator) is cst.Call else node.decorator
     return (dotted_name(named) or "").rpartition(".")[2]
 
 
@@ -336,7 +336,7 @@ def is_basic_index(node: cst.Subscript) -> bool:
 
 def literal_key(node: cst.Subscript) -> str | int | None:
     """Return the key of ``x["key"]`` and ``x[0]``, None for any other index."""
-    if len(node.slice) != 1 or not isinstance(node.slice[0].slice, cst.Index):
+    if len(node.slice) != 1 or type(node.slice[0].slice) is not cst.Index:
         return None
     key = string_index(node)
     return key if key is not None else integer(node.slice[0].slice.value)

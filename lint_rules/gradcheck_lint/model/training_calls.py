@@ -47,7 +47,7 @@ def read_backward(
     if method_of(reading, receiver, "backward") is not None:
         return None
     ordered = positional(node)
-    assert isinstance(node.func, cst.Attribute)
+    assert type(node.func) is cst.Attribute
     owner = last_word(place_name(node.func.value)).lower()
     if ordered and BACKWARD_BY_ENGINE.search(owner) is not None:
         return read_backward_by_engine(reading, node, receiver, arguments)
@@ -81,7 +81,7 @@ def read_backward_by_engine(
     reading: Reading, node: cst.Call, receiver: Values, arguments: Arguments
 ) -> Values | None:
     """Record ``accelerator.backward(loss)`` and ``self.manual_backward(loss)``."""
-    assert isinstance(node.func, cst.Attribute)
+    assert type(node.func) is cst.Attribute
     if not arguments.positional or method_of(reading, receiver, node.func.attr.value) is not None:
         return None
     reading.recorder.event(
@@ -103,7 +103,7 @@ def _is_true(node: cst.BaseExpression | None) -> bool:
 def _is_cotangent(reading: Reading, node: cst.BaseExpression, arguments: Arguments) -> bool:
     if is_none(node):
         return True
-    if isinstance(node, cst.Call) and (reading.qualified(dotted_name(node.func)) or "").startswith(
+    if type(node) is cst.Call and (reading.qualified(dotted_name(node.func)) or "").startswith(
         "torch."
     ):
         return True
@@ -114,9 +114,9 @@ def is_computed(reading: Reading, cotangent: cst.BaseExpression | None) -> bool:
     """Tell whether what backward begins with is more than a tensor of ones, or another constant."""
     if cotangent is None or is_none(cotangent):
         return False
-    if isinstance(cotangent, cst.Call):
+    if type(cotangent) is cst.Call:
         return reading.qualified(dotted_name(cotangent.func)) not in FACTORIES
-    held = reading.look_up(cotangent.value) if isinstance(cotangent, cst.Name) else NOTHING
+    held = reading.look_up(cotangent.value) if type(cotangent) is cst.Name else NOTHING
     return not all_are(held, Kind.PLAIN) or cut_of(held) is not None
 
 
@@ -132,7 +132,7 @@ def read_step(
     reading: Reading, node: cst.Call, receiver: Values, arguments: Arguments
 ) -> Values | None:
     """Record the step of an optimizer; None for whatever else has a method of this name."""
-    assert isinstance(node.func, cst.Attribute)
+    assert type(node.func) is cst.Attribute
     target: cst.BaseExpression = node.func.value
     values = receiver
     handed = positional(node)
@@ -183,7 +183,7 @@ def read_half_step(
     reading: Reading, node: cst.Call, receiver: Values, arguments: Arguments
 ) -> Values | None:
     """Record ``optimizer.first_step(zero_grad=True)``, half a step of sharpness-aware descent."""
-    assert isinstance(node.func, cst.Attribute)
+    assert type(node.func) is cst.Attribute
     target = node.func.value
     proof = _proof(reading, target, receiver)
     if proof is None or has_star(node):
@@ -227,7 +227,7 @@ def _half_step_zeroes(
 
 def _is_returned(value: Value) -> bool:
     """Tell whether a function or method returned it, and not a class."""
-    if not isinstance(value.node, cst.Call):
+    if type(value.node) is not cst.Call:
         return False
     last = (dotted_name(value.node.func) or "").rpartition(".")[2]
     return not last[:1].isupper()
@@ -244,7 +244,7 @@ def is_scaler(target: cst.BaseExpression, values: Values) -> bool:
 
 def _is_of_other_class(value: Value) -> bool:
     """Tell whether a class makes it that isn't called a GradScaler: it may scale by hooks."""
-    if value.origin is not Origin.CALL or not isinstance(value.node, cst.Call):
+    if value.origin is not Origin.CALL or type(value.node) is not cst.Call:
         return False
     last = (dotted_name(value.node.func) or "").rpartition(".")[2]
     return last[:1].isupper() and not last.endswith("GradScaler")
@@ -253,7 +253,7 @@ def _is_of_other_class(value: Value) -> bool:
 def _is_switched_off(scalers: Values) -> bool:
     """Tell whether one of these may do nothing: ``GradScaler(enabled=False)``."""
     return any(
-        isinstance(value.node, cst.Call) and boolean(keyword(value.node, "enabled")) is False
+        type(value.node) is cst.Call and boolean(keyword(value.node, "enabled")) is False
         for value in scalers
     )
 
@@ -291,7 +291,7 @@ def read_update(
     reading: Reading, node: cst.Call, receiver: Values, arguments: Arguments
 ) -> Values | None:
     """Record ``scaler.update()``; None for other things that update."""
-    assert isinstance(node.func, cst.Attribute)
+    assert type(node.func) is cst.Attribute
     if not is_scaler(node.func.value, receiver):
         return None
     del arguments
@@ -303,7 +303,7 @@ def read_mode_switch(
     reading: Reading, node: cst.Call, receiver: Values, arguments: Arguments
 ) -> Values | None:
     """Record ``model.train()`` and ``model.eval()``, which return the model."""
-    assert isinstance(node.func, cst.Attribute)
+    assert type(node.func) is cst.Attribute
     if method_of(reading, receiver, node.func.attr.value) is not None:
         return None
     training: bool | None = False
@@ -340,7 +340,7 @@ def note_clip(reading: Reading, node: cst.Call, arguments: Arguments) -> None:
 
 
 def _is_infinite(node: cst.BaseExpression) -> bool:
-    if isinstance(node, cst.Call):
+    if type(node) is cst.Call:
         return dotted_name(node.func) == "float"
     return (dotted_name(node) or "").rpartition(".")[2] in {"inf", "Inf", "infty"}
 

@@ -74,7 +74,7 @@ def _returned(function: FunctionModel) -> Iterator[Violation]:
 
 def asks_for_gradient(node: cst.CSTNode) -> bool:
     """Tell whether this is ``torch.tensor(losses, requires_grad=True)``."""
-    return isinstance(node, cst.Call) and boolean(keyword(node, "requires_grad")) is True
+    return type(node) is cst.Call and boolean(keyword(node, "requires_grad")) is True
 
 
 def _are_forced(values: Values, cut: cst.CSTNode) -> bool:
@@ -85,8 +85,6 @@ def _are_forced(values: Values, cut: cst.CSTNode) -> bool:
         return all_are(values, Kind.HISTORY)
     made = [value.node for value in values]
     return all_are(values, Kind.HISTORY) and all(
-        isinstance(node, cst.Call)
-        and isinstance(node.func, cst.Attribute)
-        and node.func.value is cut
+        type(node) is cst.Call and type(node.func) is cst.Attribute and node.func.value is cut
         for node in made
     )

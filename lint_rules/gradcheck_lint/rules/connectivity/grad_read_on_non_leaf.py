@@ -126,7 +126,7 @@ def _held_at_the_end(name: str, function: FunctionModel) -> Values:
     direct = {
         id(small.value)
         for small in small_statements(function.scope.body)
-        if isinstance(small, cst.Assign)
+        if type(small) is cst.Assign
     }
     if any(id(source) not in direct for source in sources):
         return values
@@ -143,11 +143,11 @@ def _is_of_leaf(value: Value, function: FunctionModel) -> bool:
     node = value.node
     if value.kind not in {Kind.HISTORY, Kind.UNKNOWN}:
         return False
-    if isinstance(node, cst.BinaryOperation):
+    if type(node) is cst.BinaryOperation:
         operands = [node.left, node.right]
-        if any(isinstance(inner, cst.Call) and _asks_for_gradient(inner) for inner in walk(node)):
+        if any(type(inner) is cst.Call and _asks_for_gradient(inner) for inner in walk(node)):
             return value.kind is Kind.HISTORY
-    elif isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+    elif type(node) is cst.Call and type(node.func) is cst.Attribute:
         operands = [node.func.value, *positional(node)]
         if node.func.attr.value in MAYBE_ITSELF_METHODS or _is_moved_leaf(node):
             return _is_moved_leaf(node)
@@ -155,7 +155,7 @@ def _is_of_leaf(value: Value, function: FunctionModel) -> bool:
         return False
     names = [name for name in map(dotted_name, operands) if name is not None]
     if value.kind is Kind.UNKNOWN:
-        is_arithmetic = isinstance(node, cst.BinaryOperation)
+        is_arithmetic = type(node) is cst.BinaryOperation
         return is_arithmetic and any(_is_made_leaf(name, function) for name in names)
     others = (function.bindings.get(name, NOTHING) - {value} for name in names)
     return any(all_are(held, Kind.LEAF) for held in others)
@@ -163,16 +163,16 @@ def _is_of_leaf(value: Value, function: FunctionModel) -> bool:
 
 def _is_moved_leaf(node: cst.Call) -> bool:
     """Tell whether a leaf is moved to a GPU as soon as it is made: there it's another tensor."""
-    assert isinstance(node.func, cst.Attribute)
+    assert type(node.func) is cst.Attribute
     made, handed = node.func.value, positional(node)
-    if not isinstance(made, cst.Call) or not _asks_for_gradient(made):
+    if type(made) is not cst.Call or not _asks_for_gradient(made):
         return False
     if node.func.attr.value == "cuda":
         return True
     device = handed[0] if len(handed) == 1 and node.func.attr.value == "to" else None
     is_named = "device" in last_word(dotted_name(device)).lower()
     made_there = keyword(made, "device") is not None
-    is_gpu = isinstance(device, cst.SimpleString) and device.value.strip("'\"").startswith("cuda")
+    is_gpu = type(device) is cst.SimpleString and device.value.strip("'\"").startswith("cuda")
     return (is_named or is_gpu) and not made_there
 
 
@@ -180,8 +180,8 @@ def _is_made_leaf(name: str, function: FunctionModel) -> bool:
     """Tell whether all that a name is given is asked to require grad: ``x.requires_grad_()``."""
     sources = sources_of(function.scope).get(name)
     return bool(sources) and all(
-        isinstance(source, cst.Call)
-        and isinstance(source.func, cst.Attribute)
+        type(source) is cst.Call
+        and type(source.func) is cst.Attribute
         and source.func.attr.value == "requires_grad_"
         and (not source.args or boolean(source.args[0].value) is True)
         for source in sources or ()
@@ -202,7 +202,7 @@ def _optimized(function: FunctionModel) -> Iterator[Violation]:
         if all_are(values, Kind.HISTORY) and _are_of_leaf(values, function)
     }
     for node in function.scope.nodes if computed else ():
-        if not isinstance(node, cst.Call) or not node.args:
+        if type(node) is not cst.Call or not node.args:
             continue
         handed = node.args[0].value
         if not isinstance(handed, (cst.List, cst.Tuple)):

@@ -29,7 +29,7 @@ class NothingLoaded(Rule):
             return
         nodes = function.scope.nodes
         for node in nodes:
-            if isinstance(node, cst.Expr) and _passes_over_names(node.value):
+            if type(node) is cst.Expr and _passes_over_names(node.value):
                 prefix = ""
                 if function.module.matches(_WRAPS) and not function.module.matches(_UNWRAPS):
                     prefix = "; names begin with `module.` where a wrapped model was saved"
@@ -47,7 +47,7 @@ _UNWRAPS: Final = re.compile(rb"""["']module\.|\.module\b|unwrap""")
 
 
 def _passes_over_names(node: cst.BaseExpression) -> bool:
-    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+    if type(node) is not cst.Call or type(node.func) is not cst.Attribute:
         return False
     if node.func.attr.value != "load_state_dict" or dotted_name(node.func.value) == "super":
         return False

@@ -28,8 +28,8 @@ class RepeatedLayer(Rule):
         """Yield every list of a new layer that is multiplied, or of one that was made before."""
         if not function.module.mentions(b"nn."):
             return
-        for node in function.scope.nodes:
-            if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
+        for node in function.scope.nodes_of(cst.BinaryOperation, cst.ListComp, cst.GeneratorExp):
+            if type(node) is cst.BinaryOperation and type(node.operator) is cst.Multiply:
                 for made in _repeated(node):
                     if kind_of(made, function) == "module":
                         yield _violation(node, made, function, Severity.WARNING)
@@ -65,10 +65,10 @@ def _made_before(
     targets = {
         name
         for each in walk(node.for_in)
-        if isinstance(each, cst.CompFor)
+        if type(each) is cst.CompFor
         for name in bound_names(each.target)
     }
-    if not isinstance(node.elt, cst.Name) or node.elt.value in targets:
+    if type(node.elt) is not cst.Name or node.elt.value in targets:
         return None
     sources = sources_of(function.scope).get(node.elt.value)
     return sources[0] if sources is not None and len(sources) == 1 else None

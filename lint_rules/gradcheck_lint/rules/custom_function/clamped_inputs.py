@@ -55,10 +55,10 @@ def _written(scope: FunctionScope) -> set[str]:
     written: set[str | None] = set()
     for node in scope.nodes:
         for target, _ in assigned_pairs(node):
-            if isinstance(target, cst.Subscript):
+            if type(target) is cst.Subscript:
                 written.add(dotted_name(target.value))
-        called = node.func if isinstance(node, cst.Call) else None
-        if isinstance(called, cst.Attribute) and called.attr.value.endswith("_"):
+        called = node.func if type(node) is cst.Call else None
+        if type(called) is cst.Attribute and called.attr.value.endswith("_"):
             written.add(dotted_name(called.value))
     return {name for name in (*written, *augmented_names(scope)) if name is not None}
 
@@ -72,17 +72,16 @@ _CLAMPING: Final = frozenset(
 def _masks(scope: FunctionScope) -> set[str]:
     """Return the names that a comparison of values flows into."""
     masks: set[str] = set()
-    for node in scope.nodes:
-        for target, value in assigned_pairs(node):
-            if mentions(value, masks) or any(map(_compares, walk(value))):
-                masks.update(bound_names(target))
+    for target, value in scope.assignments:
+        if mentions(value, masks) or any(map(_compares, walk(value))):
+            masks.update(bound_names(target))
     return masks
 
 
 def _compares(node: cst.CSTNode) -> bool:
-    if isinstance(node, cst.Comparison):
+    if type(node) is cst.Comparison:
         return all(isinstance(each.operator, _ORDER) for each in node.comparisons)
-    return isinstance(node, cst.Call) and _name_of(node.func) in _COMPARING
+    return type(node) is cst.Call and _name_of(node.func) in _COMPARING
 
 
 _ORDER: Final = (cst.LessThan, cst.GreaterThan, cst.LessThanEqual, cst.GreaterThanEqual)
@@ -98,26 +97,25 @@ def _depends_on(node: cst.BaseExpression, masks: set[str], scope: FunctionScope)
 def _clamp_of(name: str, forward: FunctionScope) -> cst.CSTNode | None:
     """Return where forward clamps what it has computed of an input."""
     computed = {name}
+    for target, value in forward.assignments:
+        if mentions(value, computed):
+            computed.update(bound_names(target))
     for node in forward.nodes:
-        for target, value in assigned_pairs(node):
-            if mentions(value, computed):
-                computed.update(bound_names(target))
-    for node in forward.nodes:
-        is_clamp = isinstance(node, cst.Call) and _name_of(node.func) in _CLAMPING
+        is_clamp = type(node) is cst.Call and _name_of(node.func) in _CLAMPING
         if is_clamp and mentions(_clamped(node), computed):  # type: ignore[arg-type]
             return node
     return None
 
 
 def _name_of(called: cst.BaseExpression) -> str:
-    if isinstance(called, cst.Attribute):
+    if type(called) is cst.Attribute:
         return called.attr.value
-    return called.value if isinstance(called, cst.Name) else ""
+    return called.value if type(called) is cst.Name else ""
 
 
 def _clamped(call: cst.Call) -> cst.CSTNode:
     """Return what a call clamps: of the function its first argument, of a method its object."""
-    owner = call.func.value if isinstance(call.func, cst.Attribute) else None
+    owner = call.func.value if type(call.func) is cst.Attribute else None
     is_function = not isinstance(owner, cst.BaseExpression) or dotted_name(owner) in _LIBRARIES
     return call.args[0] if is_function and call.args else call.func
 
@@ -127,7 +125,7 @@ _LIBRARIES: Final = frozenset({"torch", "F", "nn.functional", "torch.nn.function
 
 def _is_passed_on(node: cst.BaseExpression, incoming: frozenset[str], scope: FunctionScope) -> bool:
     """Return whether this is the incoming gradient as it is, or a copy of it."""
-    while isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+    while type(node) is cst.Call and type(node.func) is cst.Attribute:
         if node.args or node.func.attr.value not in {"clone", "contiguous"}:
             return False
         node = node.func.value

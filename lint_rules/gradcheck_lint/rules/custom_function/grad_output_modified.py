@@ -71,10 +71,10 @@ def _is_one_of(star: cst.Param | None, values: Values) -> bool:
 def _is_element(star: cst.Param, value: Value) -> bool:
     if value.kind is not Kind.UNKNOWN or value.mentions != {id(star)}:
         return False
-    if isinstance(value.node, cst.Call):
+    if type(value.node) is cst.Call:
         # `for i, grad in enumerate(grads)`: of another call, who knows what it makes.
         return value.origin is Origin.ELEMENT and dotted_name(value.node.func) == "enumerate"
-    return value.origin is Origin.ELEMENT or isinstance(value.node, cst.Element)
+    return value.origin is Origin.ELEMENT or type(value.node) is cst.Element
 
 
 def _written(event: InPlace) -> cst.CSTNode:

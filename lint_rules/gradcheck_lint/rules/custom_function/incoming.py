@@ -28,8 +28,8 @@ def mentions(node: cst.CSTNode, names: frozenset[str] | set[str]) -> bool:
     """Return whether a name occurs, or gradients that a backward() inside has left."""
     return any(
         each.value in names
-        if isinstance(each, cst.Name)
-        else isinstance(each, cst.Attribute) and each.attr.value == "grad"
+        if type(each) is cst.Name
+        else type(each) is cst.Attribute and each.attr.value == "grad"
         for each in walk(node)
     )
 
@@ -56,7 +56,7 @@ def computed_of(incoming: frozenset[str], function: FunctionModel) -> set[str]:
 def _flows(function: FunctionModel) -> Iterator[tuple[set[str], Sequence[cst.CSTNode]]]:
     """Yield names with what may flow into them at one place."""
     for node in function.scope.nodes:
-        if isinstance(node, cst.Assign):
+        if type(node) is cst.Assign:
             targets = {name for each in node.targets for name in bound_names(each.target)}
             targets |= {first_word(dotted_name(_root(each.target))) for each in node.targets}
             yield targets, [node.value]
@@ -64,8 +64,8 @@ def _flows(function: FunctionModel) -> Iterator[tuple[set[str], Sequence[cst.CST
             yield {first_word(dotted_name(_root(node.target)))}, [node.value or node.target]
         elif isinstance(node, (cst.For, cst.CompFor)):
             yield set(bound_names(node.target)), [node.iter]
-        elif isinstance(node, cst.Call):
-            names = {each.value for each in walk(node) if isinstance(each, cst.Name)}
+        elif type(node) is cst.Call:
+            names = {each.value for each in walk(node) if type(each) is cst.Name}
             yield names, [node]
     for name, nested in function.scope.nested.items():
         yield {name}, [nested.node]

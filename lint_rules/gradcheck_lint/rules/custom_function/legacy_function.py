@@ -92,15 +92,13 @@ def _calls_of_instances(function: AutogradFunction) -> list[cst.Call]:
 
 
 def _makes(node: cst.BaseExpression, function: AutogradFunction) -> bool:
-    return isinstance(node, cst.Call) and dotted_name(node.func) == function.name
+    return type(node) is cst.Call and dotted_name(node.func) == function.name
 
 
 def _calls_of_names(scope: FunctionScope, function: AutogradFunction) -> Iterator[cst.Call]:
     """Yield the calls of what can only be an instance."""
     module = function.module
-    for node in scope.nodes:
-        if type(node) is not cst.Call:
-            continue
+    for node in scope.nodes_of(cst.Call):
         root, _, attribute = (dotted_name(node.func) or "").partition(".")
         if not attribute:
             own = module.function(scope).bindings.get(root)
@@ -119,8 +117,6 @@ def _keeps_state(function: AutogradFunction) -> bool:
     if maker is None or forward is None or forward.first_parameter != maker.first_parameter:
         return False
     return any(
-        isinstance(node, cst.Attribute)
-        and isinstance(node.value, cst.Name)
-        and node.value.value == forward.first_parameter
-        for node in forward.nodes
+        type(node.value) is cst.Name and node.value.value == forward.first_parameter
+        for node in forward.nodes_of(cst.Attribute)
     )

@@ -64,9 +64,8 @@ def _hands_on_context(function: FunctionModel) -> bool:
     """Tell whether another function gets the context, and may mark what it likes."""
     first = function.scope.first_parameter
     return any(
-        isinstance(argument.value, cst.Name) and argument.value.value == first
-        for node in function.scope.nodes
-        if isinstance(node, cst.Call)
+        type(argument.value) is cst.Name and argument.value.value == first
+        for node in function.scope.nodes_of(cst.Call)
         for argument in node.args
     )
 

@@ -31,7 +31,7 @@ class MissingOnceDifferentiable(Rule):
         if known is None or known.is_once_differentiable:
             return
         node = _leaves(function)
-        if node is None or not isinstance(function.scope.node, cst.FunctionDef):
+        if node is None or type(function.scope.node) is not cst.FunctionDef:
             return
         yield Violation(
             node,
@@ -53,19 +53,19 @@ def _leaves(function: FunctionModel) -> cst.CSTNode | None:
     """Return the first place where a backward leaves autograd, unless it differentiates there."""
     found: cst.CSTNode | None = None
     for node in function.scope.nodes:
-        if isinstance(node, cst.Attribute) and node.attr.value in {"enable_grad", "apply"}:
+        if type(node) is cst.Attribute and node.attr.value in {"enable_grad", "apply"}:
             return None
         if found is not None:
             continue
-        if isinstance(node, cst.Call):
+        if type(node) is cst.Call:
             name = dotted_name(node.func) or ""
-            method = node.func.attr.value if isinstance(node.func, cst.Attribute) else ""
+            method = node.func.attr.value if type(node.func) is cst.Attribute else ""
             imported = function.module.scopes.resolve_import(name)
             if method in {"numpy", "detach"} or (
                 imported and (_EXTENSION.search(name) or _OPERATOR.match(imported))
             ):
                 found = node
-        elif isinstance(node, cst.Attribute) and node.attr.value == "data":
+        elif type(node) is cst.Attribute and node.attr.value == "data":
             found = node
     return found
 

@@ -71,7 +71,7 @@ _ZEROS: Final = frozenset({"zeros", "zeros_like", "new_zeros"})
 
 
 def _is_zero(node: cst.BaseExpression) -> bool:
-    return isinstance(node, cst.Call) and last_word(dotted_name(node.func)) in _ZEROS
+    return type(node) is cst.Call and last_word(dotted_name(node.func)) in _ZEROS
 
 
 _BOUNDS: Final = frozenset({"clamp", "clip", "sign", "normalize", "clamp_", "clip_", "sign_"})
@@ -79,7 +79,7 @@ _BOUNDS: Final = frozenset({"clamp", "clip", "sign", "normalize", "clamp_", "cli
 
 def _is_bent(node: cst.BaseExpression, incoming: frozenset[str]) -> bool:
     """Return whether this is the incoming gradient itself, bounded."""
-    if not isinstance(node, cst.Call) or last_word(dotted_name(node.func)) not in _BOUNDS:
+    if type(node) is not cst.Call or last_word(dotted_name(node.func)) not in _BOUNDS:
         return False
     subject = [*positional(node)[:1], getattr(node.func, "value", None)]
     return any(dotted_name(each) in incoming for each in subject)
@@ -88,6 +88,5 @@ def _is_bent(node: cst.BaseExpression, incoming: frozenset[str]) -> bool:
 def _is_asked_about(incoming: frozenset[str], function: FunctionModel) -> bool:
     """Return whether a test is made of the incoming gradient, as that it is 1."""
     return any(
-        isinstance(node, (cst.If, cst.Assert)) and mentions(node.test, incoming)
-        for node in function.scope.nodes
+        mentions(node.test, incoming) for node in function.scope.nodes_of(cst.If, cst.Assert)
     )

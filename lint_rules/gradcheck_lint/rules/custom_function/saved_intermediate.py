@@ -77,7 +77,7 @@ def _with_aliases(
 
 
 def _is_name(node: cst.BaseExpression) -> TypeGuard[cst.Name]:
-    return isinstance(node, cst.Name)
+    return type(node) is cst.Name
 
 
 _SMOOTH = frozenset(
@@ -131,11 +131,11 @@ def _smooth_names(
 
 
 def _is_smooth(node: cst.BaseExpression) -> bool:
-    if isinstance(node, cst.BinaryOperation):
+    if type(node) is cst.BinaryOperation:
         return isinstance(node.operator, _OPERATORS) and not _has_steps(node)
-    if isinstance(node, cst.Call):
+    if type(node) is cst.Call:
         last = dotted_name(node.func) or ""
-        if isinstance(node.func, cst.Attribute):
+        if type(node.func) is cst.Attribute:
             last = node.func.attr.value
         return last.rpartition(".")[2] in _SMOOTH and not _has_steps(node)
     return False
@@ -148,7 +148,7 @@ def _has_steps(node: cst.CSTNode) -> bool:
         current = stack.pop()
         if isinstance(current, (cst.Comparison, cst.Subscript)):
             return True
-        if isinstance(current, cst.Attribute) and current.attr.value in _STEPS:
+        if type(current) is cst.Attribute and current.attr.value in _STEPS:
             return True
         stack.extend(child_list(current))
     return False
@@ -177,7 +177,7 @@ def _is_opaque(function: AutogradFunction) -> bool:
     """Tell whether backward does not let autograd record what it computes."""
     assert function.backward is not None
     for node in function.backward.nodes:
-        if isinstance(node, cst.Attribute) and node.attr.value in {
+        if type(node) is cst.Attribute and node.attr.value in {
             "data",
             "numpy",
             "detach",
@@ -186,7 +186,7 @@ def _is_opaque(function: AutogradFunction) -> bool:
             "apply",
         }:
             return True
-        if isinstance(node, cst.Call):
+        if type(node) is cst.Call:
             name = dotted_name(node.func)
             imported = function.module.scopes.resolve_import(name) if name else None
             if imported and not imported.startswith(("torch.", "math.")):

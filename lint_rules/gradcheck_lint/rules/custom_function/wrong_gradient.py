@@ -76,10 +76,10 @@ def _gathers(known: AutogradFunction) -> bool:
         return False
     inputs = {item.name for item in known.inputs or ()}
     for node in known.forward.nodes:
-        is_gathering = isinstance(node, cst.Call) and len(node.args) > 1  # and no collective
+        is_gathering = type(node) is cst.Call and len(node.args) > 1  # and no collective
         if is_gathering and last_word(dotted_name(node.func)) in _GATHERING:  # type: ignore[attr-defined]
             return True
-        if isinstance(node, cst.Subscript) and dotted_name(node.value) in inputs:
+        if type(node) is cst.Subscript and dotted_name(node.value) in inputs:
             index = _index(node)
             if dotted_name(index) in inputs or _is_flat(index, inputs):
                 return True
@@ -89,25 +89,25 @@ def _gathers(known: AutogradFunction) -> bool:
 def _index(node: cst.Subscript) -> cst.BaseExpression | None:
     """Return what rows a subscript takes, None for a slice."""
     first = node.slice[0].slice
-    return first.value if isinstance(first, cst.Index) else None
+    return first.value if type(first) is cst.Index else None
 
 
 def _is_flat(index: cst.BaseExpression | None, inputs: set[str]) -> bool:
     """Return whether this is an input in another shape."""
-    called = index.func if isinstance(index, cst.Call) else None
-    return isinstance(called, cst.Attribute) and dotted_name(called.value) in inputs
+    called = index.func if type(index) is cst.Call else None
+    return type(called) is cst.Attribute and dotted_name(called.value) in inputs
 
 
 def _assigned_by_index(function: FunctionModel, incoming: frozenset[str]) -> Iterator[cst.CSTNode]:
     """Yield where the incoming gradient is written to elements that an index says."""
     of_incoming = computed_of(incoming, function)
-    for node in function.scope.nodes:
-        if isinstance(node, cst.Assign) and mentions(node.value, of_incoming):
+    for node in function.scope.nodes_of(cst.Assign, cst.Call):
+        if type(node) is cst.Assign and mentions(node.value, of_incoming):
             target = node.targets[0].target
-            index = _index(target) if isinstance(target, cst.Subscript) else None
+            index = _index(target) if type(target) is cst.Subscript else None
             if isinstance(index, (cst.Name, cst.Call, cst.Subscript)) and _names_index(index):
                 yield node
-        elif isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+        elif type(node) is cst.Call and type(node.func) is cst.Attribute:
             is_write = node.func.attr.value in {"scatter_", "index_copy_", "scatter"}
             given = positional(node)
             if node.func.attr.value == "index_put_":
@@ -118,7 +118,7 @@ def _assigned_by_index(function: FunctionModel, incoming: frozenset[str]) -> Ite
 
 def _names_index(node: cst.BaseExpression) -> bool:
     return (
-        _DIFFERENT.search(" ".join(each.value for each in walk(node) if isinstance(each, cst.Name)))
+        _DIFFERENT.search(" ".join(each.value for each in walk(node) if type(each) is cst.Name))
         is None
     )
 
@@ -131,25 +131,23 @@ def _averaged(
         if not any(_gives_dimension(node, name) for node in function.scope.nodes):
             continue
         for node in function.scope.nodes:
-            is_product = isinstance(node, cst.BinaryOperation) and isinstance(
-                node.operator, cst.Multiply
-            )
+            is_product = type(node) is cst.BinaryOperation and type(node.operator) is cst.Multiply
             if is_product and any(_is_mean_of(side, name) for side in (node.left, node.right)):  # type: ignore[attr-defined]
                 yield node, name
 
 
 def _gives_dimension(node: cst.CSTNode, name: str) -> bool:
     """Return whether this takes a slice of a gradient, or gives it one more dimension."""
-    if isinstance(node, cst.Subscript):
+    if type(node) is cst.Subscript:
         return dotted_name(node.value) == name
-    is_method = isinstance(node, cst.Attribute) and dotted_name(node.value) == name
+    is_method = type(node) is cst.Attribute and dotted_name(node.value) == name
     return is_method and node.attr.value in {"unsqueeze", "view", "reshape", "t", "T"}  # type: ignore[attr-defined]
 
 
 def _is_mean_of(node: cst.BaseExpression, name: str) -> bool:
-    called = node.func if isinstance(node, cst.Call) and not node.args else None
+    called = node.func if type(node) is cst.Call and not node.args else None
     return (
-        isinstance(called, cst.Attribute)
+        type(called) is cst.Attribute
         and called.attr.value == "mean"
         and dotted_name(called.value) == name
     )

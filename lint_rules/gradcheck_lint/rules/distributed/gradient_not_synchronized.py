@@ -69,7 +69,7 @@ def _uses_of_models(function: FunctionModel) -> dict[str, _Uses]:
     nodes = function.scope.nodes
     inside: dict[str, set[int]] = {}
     for node in nodes:
-        if isinstance(node, cst.With):
+        if type(node) is cst.With:
             for item in node.items:
                 name = _suffixed(item.item, ".no_sync")
                 if name is not None:
@@ -78,7 +78,7 @@ def _uses_of_models(function: FunctionModel) -> dict[str, _Uses]:
     uses = {name: _Uses() for name in inside.keys() | wrapped}
     made = _calls_bound_to(uses, nodes)
     for node in nodes:
-        if not isinstance(node, cst.Call):
+        if type(node) is not cst.Call:
             continue
         called = dotted_name(node.func) or ""
         for argument in node.args:
@@ -99,7 +99,7 @@ def _calls_bound_to(names: Container[str], nodes: Sequence[cst.CSTNode]) -> dict
     """Return what makes each name anew: of ``model = DDP(model)`` it is the wrapper's."""
     made: dict[str, set[int]] = {}
     for node in nodes:
-        if not isinstance(node, cst.Assign):
+        if type(node) is not cst.Assign:
             continue
         for target in node.targets:
             name = dotted_name(target.target)
@@ -110,7 +110,7 @@ def _calls_bound_to(names: Container[str], nodes: Sequence[cst.CSTNode]) -> dict
 
 def _suffixed(node: cst.CSTNode, suffix: str) -> str | None:
     """Return ``x`` of the call ``x.suffix(...)``."""
-    name = dotted_name(node.func) if isinstance(node, cst.Call) else None
+    name = dotted_name(node.func) if type(node) is cst.Call else None
     return name.removesuffix(suffix) if name is not None and name.endswith(suffix) else None
 
 

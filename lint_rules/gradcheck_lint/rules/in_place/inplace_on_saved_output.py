@@ -76,14 +76,14 @@ def _is_sequential(word: str) -> bool:
 
 def _maker(node: cst.CSTNode | None, function: FunctionModel) -> str | None:
     """Return the operation that made a value and needs it again."""
-    if not isinstance(node, cst.Call):
+    if type(node) is not cst.Call:
         return None
     name = dotted_name(node.func) or ""
     last = name.rpartition(".")[2]
-    if isinstance(node.func, cst.Attribute):
+    if type(node.func) is cst.Attribute:
         last = node.func.attr.value
     if last in _SAVED_BY_TORCH:
-        is_method = isinstance(node.func, cst.Attribute) and not node.args
+        is_method = type(node.func) is cst.Attribute and not node.args
         whole = function.module.scopes.resolve_import(name) or ""
         return last if is_method or whole.startswith("torch.") else None
     return last if last in _SAVED else saving_layer(node, function)

@@ -45,12 +45,12 @@ class InputWrittenInPlace(Rule):
         for event in function.events():
             if not isinstance(event, Call) or event.function is None or not event.is_used:
                 continue
-            if isinstance(event.node, cst.Call) and not event.is_constructor:
+            if type(event.node) is cst.Call and not event.is_constructor:
                 yield from _call(event, event.function, function)
 
 
 def _call(event: Call, scope: FunctionScope, function: FunctionModel) -> Iterator[Violation]:
-    assert isinstance(event.node, cst.Call)
+    assert type(event.node) is cst.Call
     for parameter, write in _written(function.module.function(scope)).items():
         given = argument_for(parameter, event.node, scope)
         path = place_name(given)
@@ -113,14 +113,14 @@ _SAME_TWICE: Final = frozenset(
 def _is_of_tensor(event: InPlace, parameter: str, scope: FunctionScope) -> bool:
     """Return whether what is written is a tensor, by how it is used, and changes each time."""
     node = event.node
-    if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+    if type(node) is cst.Call and type(node.func) is cst.Attribute:
         method = node.func.attr.value
         return method in INPLACE_METHODS and method not in _SAME_TWICE
-    if isinstance(event.target, cst.Subscript) and string_index(event.target) is not None:
+    if type(event.target) is cst.Subscript and string_index(event.target) is not None:
         return False
     target = node.target if isinstance(node, (cst.AugAssign, cst.AssignTarget)) else node
-    if isinstance(target, cst.Subscript) and (
-        len(target.slice) > 1 or isinstance(target.slice[0].slice, cst.Slice)
+    if type(target) is cst.Subscript and (
+        len(target.slice) > 1 or type(target.slice[0].slice) is cst.Slice
     ):
         return True
     return _is_used_as_tensor(parameter, scope.nodes)
@@ -129,12 +129,12 @@ def _is_of_tensor(event: InPlace, parameter: str, scope: FunctionScope) -> bool:
 def _is_used_as_tensor(name: str, nodes: Sequence[cst.CSTNode]) -> bool:
     return any(
         (
-            isinstance(node, cst.Attribute)
+            type(node) is cst.Attribute
             and dotted_name(node.value) == name
             and (node.attr.value in TENSOR_METHODS or node.attr.value in {"shape", "ndim", "size"})
         )
         or (
-            isinstance(node, cst.Call)
+            type(node) is cst.Call
             and last_word(dotted_name(node.func)).endswith("_like")
             and any(dotted_name(argument.value) == name for argument in node.args)
         )
@@ -144,10 +144,9 @@ def _is_used_as_tensor(name: str, nodes: Sequence[cst.CSTNode]) -> bool:
 
 def _target_of(call: cst.Call, function: FunctionModel) -> str | None:
     """Return what the result of a call is assigned to, by itself."""
-    for node in function.scope.nodes:
-        for target, value in assigned_pairs(node):
-            if value is call:
-                return place_name(target)
+    for target, value in function.scope.assignments:
+        if value is call:
+            return place_name(target)
     return None
 
 
@@ -212,9 +211,9 @@ def _is_read_later(
 
 def _operands(node: cst.CSTNode) -> set[str | None]:
     """Return the names that are handed to a call here, or computed with."""
-    if isinstance(node, cst.Arg):
+    if type(node) is cst.Arg:
         return {place_name(node.value)}
-    if isinstance(node, cst.BinaryOperation):
+    if type(node) is cst.BinaryOperation:
         return {place_name(node.left), place_name(node.right)}
     return set()
 
@@ -225,7 +224,7 @@ def _items(function: FunctionModel) -> Iterator[Violation]:
         return
     for event in function.events():
         root = event.target if isinstance(event, InPlace) else None
-        while isinstance(root, cst.Subscript):
+        while type(root) is cst.Subscript:
             root = root.value
         name = dotted_name(root)
         if not isinstance(event, InPlace) or name is None:
@@ -248,7 +247,7 @@ def _view_of(name: str, function: FunctionModel) -> cst.Subscript | None:
     """Return the item of an attribute of self that a name is, and nothing else."""
     sources = sources_of(function.scope).get(name) or ()
     source = sources[0] if len(sources) == 1 else None
-    if not isinstance(source, cst.Subscript):
+    if type(source) is not cst.Subscript:
         return None
     held = dotted_name(source.value) or ""
     is_own = held.startswith(f"{function.scope.first_parameter}.")
@@ -257,7 +256,7 @@ def _view_of(name: str, function: FunctionModel) -> cst.Subscript | None:
 
 def _changes_view(event: InPlace, name: str, kept: cst.Subscript, function: FunctionModel) -> bool:
     """Return whether a write is one of a tensor that shares memory with what is kept."""
-    if isinstance(event.node, cst.Call):
+    if type(event.node) is cst.Call:
         return _is_of_tensor(event, name, function.scope)
-    is_slice = any(isinstance(each.slice, cst.Slice) for each in kept.slice)
+    is_slice = any(type(each.slice) is cst.Slice for each in kept.slice)
     return is_slice or _is_used_as_tensor(name, function.scope.nodes)

@@ -42,8 +42,8 @@ class KeptByReference(Rule):
 
 def _shared_states(function: FunctionModel) -> Iterator[Violation]:
     """Yield ``optimizer.load_state_dict(other.state_dict())`` of two optimizers."""
-    for node in function.scope.nodes:
-        if not isinstance(node, cst.Call) or len(node.args) != 1:
+    for node in function.scope.nodes_of(cst.Call):
+        if len(node.args) != 1:
             continue
         into, source = _called_on(node, "load_state_dict"), node.args[0].value
         other = _called_on(source, "state_dict")
@@ -64,7 +64,7 @@ def _shared_states(function: FunctionModel) -> Iterator[Violation]:
 
 def _called_on(node: cst.BaseExpression, method: str) -> str | None:
     """Return ``x.y`` of ``x.y.method(...)``."""
-    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+    if type(node) is not cst.Call or type(node.func) is not cst.Attribute:
         return None
     return dotted_name(node.func.value) if node.func.attr.value == method else None
 
@@ -82,9 +82,9 @@ def _kept_in_state(function: FunctionModel) -> Iterator[Violation]:
     owner = function.scope.owner
     if owner is None or not function.module.scopes.derives_from(owner, "torch.optim."):
         return
-    for node in function.scope.nodes:
+    for node in function.scope.nodes_of(cst.Assign, cst.AnnAssign):
         for target, value in assigned_pairs(node):
-            if not isinstance(target, cst.Subscript):
+            if type(target) is not cst.Subscript:
                 continue
             what = _aliased(value, function)
             if what is None or (what == "parameter" and function.module.matches(_REBINDS)):
@@ -113,18 +113,18 @@ _MOST_NAMES: Final = 4
 
 def _aliased(value: cst.BaseExpression, function: FunctionModel, depth: int = 0) -> str | None:
     """Return whether a value is a gradient or the data of a parameter itself, or neither."""
-    if isinstance(value, cst.Name):
+    if type(value) is cst.Name:
         sources = sources_of(function.scope).get(value.value) or []
         is_followed = depth < _MOST_NAMES
         kinds = {_aliased(each, function, depth + 1) for each in sources if is_followed}
         return kinds.pop() if len(kinds) == 1 else None
-    if isinstance(value, cst.Call) and isinstance(value.func, cst.Attribute) and not value.args:
+    if type(value) is cst.Call and type(value.func) is cst.Attribute and not value.args:
         is_same = value.func.attr.value == "detach"
         return _aliased(value.func.value, function, depth) if is_same else None
-    if isinstance(value, cst.Attribute) and value.attr.value == "data":
-        is_named = "parameter" if isinstance(value.value, cst.Name) else None
+    if type(value) is cst.Attribute and value.attr.value == "data":
+        is_named = "parameter" if type(value.value) is cst.Name else None
         return _aliased(value.value, function, depth) or is_named
-    is_gradient = isinstance(value, cst.Attribute) and value.attr.value == "grad"
+    is_gradient = type(value) is cst.Attribute and value.attr.value == "grad"
     return "gradient" if is_gradient else None
 
 
@@ -134,15 +134,15 @@ def _own_references(function: FunctionModel) -> Iterator[Violation]:
         return
     trained = {
         dotted_name(each.func.value)
-        for made in function.scope.nodes
+        for made in function.scope.nodes_of(cst.Call)
         if function.module.makes_optimizer(made)
         for each in walk(made)
-        if isinstance(each, cst.Call)
-        and isinstance(each.func, cst.Attribute)
+        if type(each) is cst.Call
+        and type(each.func) is cst.Attribute
         and each.func.attr.value in {"parameters", "named_parameters"}
     }
     names: dict[str, str] = {}
-    for node in function.scope.nodes:
+    for node in function.scope.nodes_of(cst.Assign, cst.AnnAssign):
         for target, value in assigned_pairs(node):
             name, source = dotted_name(target) or "", dotted_name(value)
             if source is not None:
@@ -170,9 +170,9 @@ _REFERENCE: Final = re.compile(r"(?i)(?:^|_)(?:ref|reference|teacher|frozen|ema|
 
 def _ways(value: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
     """Yield what a value may be: both of ``a if test else b`` and of ``a or b``."""
-    if isinstance(value, cst.IfExp):
+    if type(value) is cst.IfExp:
         yield from (value.body, value.orelse)
-    elif isinstance(value, cst.BooleanOperation) and isinstance(value.operator, cst.Or):
+    elif type(value) is cst.BooleanOperation and type(value.operator) is cst.Or:
         yield from (value.left, value.right)
     else:
         yield value

@@ -35,7 +35,7 @@ def pairs_of_layers(function: FunctionModel) -> Iterator[tuple[cst.Call, cst.Cal
     """Yield each two calls that make layers of which one is given what the other returns."""
     for layers in _sequences(function):
         for before, layer in itertools.pairwise(layers):
-            if isinstance(before, cst.Call) and isinstance(layer, cst.Call):
+            if type(before) is cst.Call and type(layer) is cst.Call:
                 yield before, layer
 
 
@@ -51,7 +51,7 @@ def is_inplace(layer: cst.Call, name: str) -> bool:
 def _sequences(function: FunctionModel) -> Iterator[Sequence[cst.BaseExpression | None]]:
     """Yield the layers of each sequence, or of a part of one; None where one isn't spelt out."""
     grown: set[str] = set()
-    for node in function.scope.nodes:
+    for node in function.scope.nodes_of(cst.Call, cst.Assign):
         if type(node) is cst.Call and _is_sequential(node, function):
             yield _layers_of(node, function)
             grown.update(dotted_name(each.value) or "" for each in node.args if each.star == "*")
@@ -62,7 +62,7 @@ def _sequences(function: FunctionModel) -> Iterator[Sequence[cst.BaseExpression 
 
 
 def _is_sequential(node: cst.CSTNode, function: FunctionModel) -> bool:
-    if not isinstance(node, cst.Call):
+    if type(node) is not cst.Call:
         return False
     name = function.module.scopes.resolve_import(dotted_name(node.func) or "")
     return name == "torch.nn.Sequential"
@@ -84,16 +84,16 @@ def _named_layers(
     node: cst.BaseExpression, function: FunctionModel
 ) -> list[cst.BaseExpression | None]:
     """Return the layers of ``OrderedDict([("name", layer), ...])``."""
-    if not isinstance(node, cst.Call) or not node.args:
+    if type(node) is not cst.Call or not node.args:
         return []
     name = function.module.scopes.resolve_import(dotted_name(node.func) or "")
     if name != "collections.OrderedDict":
         return []
     given = node.args[0].value
-    if isinstance(given, cst.Dict):
+    if type(given) is cst.Dict:
         return _elements(given)
     return [
-        pair.elements[1].value if isinstance(pair, cst.Tuple) and len(pair.elements) > 1 else None
+        pair.elements[1].value if type(pair) is cst.Tuple and len(pair.elements) > 1 else None
         for pair in _elements(given)
     ]
 
@@ -127,7 +127,7 @@ class _Growth:
                     yield from self._parts_below(statement)
                 self._forget(statement, last)
                 continue
-            is_line = isinstance(statement, cst.SimpleStatementLine)
+            is_line = type(statement) is cst.SimpleStatementLine
             for small in statement.body if is_line else (statement,):
                 name, added, is_new = self._added(small)
                 if name is None:
@@ -151,20 +151,20 @@ class _Growth:
 
     def _added(self, node: cst.CSTNode) -> tuple[str | None, list[cst.BaseExpression | None], bool]:
         """Return the list that grows, by which layers, and whether it's a new one."""
-        if isinstance(node, cst.Assign) and len(node.targets) == 1:
+        if type(node) is cst.Assign and len(node.targets) == 1:
             name = dotted_name(node.targets[0].target)
             value = node.value
             if name in self._names:
                 if isinstance(value, (cst.List, cst.Tuple)):
                     return name, _elements(value) or [None], True
                 if _is_sequential(value, self._function):
-                    assert isinstance(value, cst.Call)
+                    assert type(value) is cst.Call
                     return name, _layers_of(value, self._function)[-1:] or [None], True
-        elif isinstance(node, cst.AugAssign) and isinstance(node.operator, cst.AddAssign):
+        elif type(node) is cst.AugAssign and type(node.operator) is cst.AddAssign:
             name = dotted_name(node.target)
             if name in self._names:
                 return name, _elements(node.value), False
-        elif isinstance(node, cst.Expr) and isinstance(node.value, cst.Call):
+        elif type(node) is cst.Expr and type(node.value) is cst.Call:
             return self._added_by_call(node.value)
         return None, [], False
 

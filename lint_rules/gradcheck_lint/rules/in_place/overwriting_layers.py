@@ -32,7 +32,7 @@ def written_by_layer(event: Event) -> Event:
         event.arms,
         event.expects_error,
         values=event.passed[0],
-        target=event.node.args[0].value if isinstance(event.node, cst.Call) else None,
+        target=event.node.args[0].value if type(event.node) is cst.Call else None,
         operation=f"{event.receiver}(), which is made with inplace=True",
     )
 
@@ -40,7 +40,7 @@ def written_by_layer(event: Event) -> Event:
 def _overwrites(value: Value) -> bool:
     name, made = value.name.removeprefix("torch.nn."), value.node
     return (
-        isinstance(made, cst.Call)
+        type(made) is cst.Call
         and is_inplace(made, name)
         and drops_surely(made, name)
         and not drops_nothing(made, name)
@@ -59,7 +59,7 @@ def saving_layer(call: cst.Call, function: FunctionModel) -> str | None:
     names = {
         value.name.removeprefix("torch.nn.")
         for value in values
-        if isinstance(value.node, cst.Call)
+        if type(value.node) is cst.Call
         and saves_output(value.name.removeprefix("torch.nn."), value.node)
     }
     return names.pop() if len(names) == len(values) == 1 else None

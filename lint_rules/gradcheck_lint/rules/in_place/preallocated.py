@@ -21,7 +21,7 @@ _FACTORY_METHODS = frozenset(
 def is_preallocated(values: Values, function: FunctionModel, *, outside: int | None = None) -> bool:
     """Tell whether each value is a tensor made by a factory, before the loop ``outside``."""
     return bool(values) and all(
-        isinstance(value.node, cst.Call)
+        type(value.node) is cst.Call
         and (outside is None or outside not in value.loops)
         and _makes_tensor(value.node, function)
         for value in values
@@ -30,8 +30,8 @@ def is_preallocated(values: Values, function: FunctionModel, *, outside: int | N
 
 def _makes_tensor(node: cst.Call, function: FunctionModel) -> bool:
     func = node.func
-    while isinstance(func, cst.Attribute) and func.attr.value in _MOVES:
-        if not isinstance(func.value, cst.Call):
+    while type(func) is cst.Attribute and func.attr.value in _MOVES:
+        if type(func.value) is not cst.Call:
             return False
         node = func.value
         func = node.func
@@ -41,7 +41,7 @@ def _makes_tensor(node: cst.Call, function: FunctionModel) -> bool:
     qualified = function.module.scopes.resolve_import(dotted_name(node.func) or "") or ""
     if qualified in FACTORIES:
         return True
-    return isinstance(func, cst.Attribute) and func.attr.value in _FACTORY_METHODS
+    return type(func) is cst.Attribute and func.attr.value in _FACTORY_METHODS
 
 
 _WITHOUT_GRADIENT = words("bool int int8 int16 int32 int64 long short uint8 uint16 uint32 uint64")

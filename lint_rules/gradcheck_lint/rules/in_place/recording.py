@@ -83,10 +83,10 @@ def _leaves(block: Block) -> bool:
 
 def _trains(test: cst.BaseExpression | None) -> bool | None:
     """Tell whether a condition holds in training alone, or in evaluation alone (False)."""
-    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+    if type(test) is cst.UnaryOperation and type(test.operator) is cst.Not:
         inner = _trains(test.expression)
         return None if inner is None else not inner
-    named = test.func if isinstance(test, cst.Call) else test
+    named = test.func if type(test) is cst.Call else test
     last = (dotted_name(named) or "").rpartition(".")[2]
     if last in _TRAINING:
         return True

@@ -71,8 +71,8 @@ def _pieces_written(function: FunctionModel, events: list[Event]) -> Iterator[Vi
     """Yield writes to one of several views that an operation returns together: torch forbids it."""
     makers = {
         id(node): node
-        for node in function.scope.nodes
-        if type(node) is cst.Call and _name_of(node) in _MAKES_PIECES
+        for node in function.scope.nodes_of(cst.Call)
+        if _name_of(node) in _MAKES_PIECES
     }
     if not makers:
         return
@@ -108,7 +108,7 @@ _MAKES_PIECES = frozenset({"chunk", "split", "unbind", "tensor_split", "hsplit",
 
 def _name_of(call: cst.Call) -> str:
     func = call.func
-    return func.attr.value if isinstance(func, cst.Attribute) else last_word(place_name(func))
+    return func.attr.value if type(func) is cst.Attribute else last_word(place_name(func))
 
 
 def _requires_grad(value: Value | None) -> bool:
@@ -120,7 +120,7 @@ def _written(write: InPlace) -> Values:
     if not all_are(write.values, Kind.CONTAINER):
         return write.values
     node = write.node
-    if not isinstance(node, cst.AugAssign) or not isinstance(node.target, cst.Subscript):
+    if type(node) is not cst.AugAssign or type(node.target) is not cst.Subscript:
         return frozenset()
     return join_all(value.parts[0] if value.parts else frozenset() for value in write.values)
 

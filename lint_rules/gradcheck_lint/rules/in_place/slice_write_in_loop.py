@@ -73,8 +73,8 @@ class SliceWriteInLoop(Rule):
 
 def _item_of(write: InPlace) -> cst.Subscript | None:
     """Return the item that a statement assigns or adds to."""
-    node = write.node.target if isinstance(write.node, cst.AugAssign) else write.node
-    return node if isinstance(node, cst.Subscript) else None
+    node = write.node.target if type(write.node) is cst.AugAssign else write.node
+    return node if type(node) is cst.Subscript else None
 
 
 def _is_indexed_by(node: cst.Subscript, loop: Loop) -> bool:
@@ -82,7 +82,7 @@ def _is_indexed_by(node: cst.Subscript, loop: Loop) -> bool:
     stack: list[cst.CSTNode] = list(node.slice)
     while stack:
         current = stack.pop()
-        if isinstance(current, cst.Name) and current.value in loop.targets:
+        if type(current) is cst.Name and current.value in loop.targets:
             return True
         stack.extend(child_list(current))
     return False
@@ -100,7 +100,7 @@ def _moves_features(event: InPlace, function: FunctionModel) -> bool:
     source = event.source
     while isinstance(source, (cst.Subscript, cst.Call, cst.Attribute)):
         source = source.func if isinstance(source, cst.Call) else source.value
-    if not isinstance(source, cst.Name) or isinstance(scope.node, cst.Module):
+    if type(source) is not cst.Name or isinstance(scope.node, cst.Module):
         return False
     name = source.value
     held = function.bindings.get(name, frozenset())
@@ -113,10 +113,10 @@ def _moves_features(event: InPlace, function: FunctionModel) -> bool:
 
 def _made_like(node: cst.CSTNode | None, name: str) -> bool:
     """Tell whether a factory call has the type of a name: `x.new_zeros(3)`, `zeros_like(x)`."""
-    if not isinstance(node, cst.Call) or keyword(node, "dtype") is not None:
+    if type(node) is not cst.Call or keyword(node, "dtype") is not None:
         return False
     func = node.func
-    if isinstance(func, cst.Attribute) and func.attr.value.startswith("new_"):
+    if type(func) is cst.Attribute and func.attr.value.startswith("new_"):
         return dotted_name(func.value) == name
     first = positional(node)[:1]
     is_like = (dotted_name(func) or "").endswith("_like")
@@ -133,7 +133,7 @@ def _reads(source: cst.CSTNode | None, base: cst.BaseExpression) -> bool:
     """Tell whether the right side reads the tensor itself: a recurrence, with a rule of its own."""
     name = dotted_name(base)
     return source is not None and any(
-        isinstance(node, cst.Subscript) and dotted_name(node.value) == name for node in walk(source)
+        type(node) is cst.Subscript and dotted_name(node.value) == name for node in walk(source)
     )
 
 

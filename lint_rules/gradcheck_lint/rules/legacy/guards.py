@@ -22,14 +22,14 @@ def guarded_by_handler(nodes: Iterable[cst.CSTNode]) -> set[int]:
     return {
         id(inner)
         for node in nodes
-        if isinstance(node, cst.Try) and node.handlers
+        if type(node) is cst.Try and node.handlers
         for inner in walk(node)
     }
 
 
 def _asks(node: cst.CSTNode) -> bool:
     return isinstance(node, (cst.If, cst.IfExp)) and any(
-        isinstance(inner, cst.Name) and inner.value in _QUESTIONS for inner in walk(node.test)
+        type(inner) is cst.Name and inner.value in _QUESTIONS for inner in walk(node.test)
     )
 
 

@@ -42,8 +42,8 @@ class LegacyScalarIndex(Rule):
             dotted_name(event.node.func.value)
             for event in function.events()
             if isinstance(event, Backward)
-            and isinstance(event.node, cst.Call)
-            and isinstance(event.node.func, cst.Attribute)
+            and type(event.node) is cst.Call
+            and type(event.node.func) is cst.Attribute
             and not any(argument.keyword is None for argument in event.node.args)
         }
         bound = assignments(function.scope)
@@ -77,18 +77,18 @@ class LegacyScalarIndex(Rule):
 
 def _scalar_read(node: cst.CSTNode) -> tuple[cst.Subscript, cst.BaseExpression] | None:
     """Return `x.data[0]` and its x."""
-    if not isinstance(node, cst.Subscript) or len(node.slice) != 1:
+    if type(node) is not cst.Subscript or len(node.slice) != 1:
         return None
     index = node.slice[0].slice
-    if not isinstance(index, cst.Index) or integer(index.value) != 0:
+    if type(index) is not cst.Index or integer(index.value) != 0:
         return None
     value = node.value
-    if not isinstance(value, cst.Attribute) or value.attr.value != "data":
+    if type(value) is not cst.Attribute or value.attr.value != "data":
         return None
     tensor = value.value
     while (
-        isinstance(tensor, cst.Call)
-        and isinstance(tensor.func, cst.Attribute)
+        type(tensor) is cst.Call
+        and type(tensor.func) is cst.Attribute
         and not tensor.args
         and tensor.func.attr.value in _SAME_SHAPE
     ):
@@ -104,13 +104,13 @@ _REDUCTION = re.compile(rb"\breduc(?:e|tion)\s*=\s*(?![\"'](?:elementwise_)?(?:m
 
 def _before_data(node: cst.Subscript) -> cst.BaseExpression:
     """Return ``x.cpu()`` of ``x.cpu().data[0]``."""
-    assert isinstance(node.value, cst.Attribute)
+    assert type(node.value) is cst.Attribute
     return node.value.value
 
 
 def _keeps_dimension(node: cst.BaseExpression) -> bool:
     """Tell whether a result has at least one dimension, so that it has an index."""
-    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+    if type(node) is not cst.Call or type(node.func) is not cst.Attribute:
         return False
     name = node.func.attr.value
     return bool(node.args) and name in {"view", "reshape", "unsqueeze", "expand", "sum", "mean"}
@@ -127,7 +127,7 @@ def _is_loss(
 def _is_one_number(node: cst.BaseExpression, function: FunctionModel) -> bool:
     """Tell whether an expression is a full reduction or a loss."""
     return (
-        isinstance(node, cst.Call)
+        type(node) is cst.Call
         and keyword(node, "reduction") is None
         and keyword(node, "reduce") is None
         and _reduces(node, function)
@@ -140,7 +140,7 @@ def _reduces(node: cst.Call, function: FunctionModel) -> bool:
     if qualified.startswith("torch.nn.functional."):
         return "loss" in last or "entropy" in last
     return (
-        isinstance(node.func, cst.Attribute)
+        type(node.func) is cst.Attribute
         and node.func.attr.value in {"mean", "sum"}
         and (not node.args)
     )

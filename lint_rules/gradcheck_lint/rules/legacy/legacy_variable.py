@@ -66,6 +66,6 @@ def _fix(node: cst.Call, function: FunctionModel) -> Fix | None:
 
 def _is_new(node: cst.BaseExpression, scopes: Scopes) -> bool:
     """Tell whether a tensor is made on the spot, so that Variable has no graph to cut."""
-    if not isinstance(node, cst.Call):
+    if type(node) is not cst.Call:
         return False
     return scopes.resolve_import(dotted_name(node.func) or "") in FACTORIES - MAY_KEEP_THE_GRAPH

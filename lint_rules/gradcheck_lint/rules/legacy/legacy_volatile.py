@@ -54,7 +54,7 @@ class LegacyVolatile(Rule):
             nodes = list(walk(function.scope.node))
         guarded = guarded_by_question(nodes) | unrecorded_by_with(nodes, scopes)
         for node in nodes:
-            if not isinstance(node, cst.Call) or id(node) in guarded:
+            if type(node) is not cst.Call or id(node) in guarded:
                 continue
             wanted = keyword(node, "volatile")
             if wanted is None or boolean(wanted) is False:
@@ -106,7 +106,7 @@ def _under_no_grad(node: cst.Call, function: FunctionModel) -> Fix | None:
         and (argument.keyword.value == "volatile" or boolean(argument.value) is False)
         for argument in others
     )
-    if not isinstance(around, cst.FunctionDef) or has_star(node) or len(handed) != 1:
+    if type(around) is not cst.FunctionDef or has_star(node) or len(handed) != 1:
         return None
     if not is_plain or boolean(keyword(node, "volatile")) is not True:
         return None

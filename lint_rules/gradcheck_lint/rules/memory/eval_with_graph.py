@@ -101,11 +101,11 @@ def _may_be_wrapper(value: Value) -> bool:
     if value.kind in {Kind.MODULE, Kind.INSTANCE}:
         return True
     node = value.node
-    if value.kind is not Kind.UNKNOWN or not isinstance(node, cst.Call):
+    if value.kind is not Kind.UNKNOWN or type(node) is not cst.Call:
         return False
     is_class = (dotted_name(node.func) or "_").rpartition(".")[2][:1].isupper()
     return is_class or (
-        isinstance(node.func, cst.Attribute) and node.func.attr.value in SAME_MODULE_METHODS
+        type(node.func) is cst.Attribute and node.func.attr.value in SAME_MODULE_METHODS
     )
 
 
@@ -113,7 +113,7 @@ def _switched_for_acting(
     call: Call, switched: dict[str, ModeSwitch], function: FunctionModel
 ) -> ModeSwitch | None:
     """Return what switched the policy that is asked for an action."""
-    if call.method not in _ACTS or not isinstance(call.node, cst.Call) or not call.node.args:
+    if call.method not in _ACTS or type(call.node) is not cst.Call or not call.node.args:
         return None
     called = None if call.function is None else function.module.function(call.function)
     if called is not None and called.mode is GradMode.DISABLED:
@@ -152,7 +152,7 @@ def _is_unit_test(function: FunctionModel) -> bool:
         return False
     if function.scope.owner is not None or function.module.mentions(b"pytest"):
         return True
-    return any(isinstance(node, cst.Assert) for node in walk(function.scope.node))
+    return any(type(node) is cst.Assert for node in walk(function.scope.node))
 
 
 def _is_evaluation(function: FunctionModel) -> bool:
@@ -228,14 +228,14 @@ def _is_explained(function: FunctionModel, events: list[Event], forward: Forward
 
     ``operator(x, net(x))`` may differentiate the one by the other.
     """
-    if not isinstance(forward.node, cst.Call):
+    if type(forward.node) is not cst.Call:
         return False
     inputs = {dotted_name(argument.value) for argument in forward.node.args} - {None}
     result = sites(forward.result)
     for event in events:
         if not isinstance(event, Call) or event.function is not None or event.harmless:
             continue
-        if not event.is_used or not isinstance(event.node, cst.Call):
+        if not event.is_used or type(event.node) is not cst.Call:
             continue
         handed = {dotted_name(argument.value) for argument in event.node.args} - {None}
         if handed & inputs and any(
@@ -297,12 +297,12 @@ def _differentiates(called: FunctionModel) -> bool:
 
 
 def _is_gradient_word(node: cst.CSTNode) -> bool:
-    if isinstance(node, cst.Attribute):
+    if type(node) is cst.Attribute:
         if node.attr.value == "step":
             # `env.step(action)` trains nothing.
             return _TRAINS.search((dotted_name(node.value) or "optimizer").lower()) is not None
         return node.attr.value in _GRADIENT_WORDS
-    return isinstance(node, cst.Name) and node.value in _GRADIENT_WORDS
+    return type(node) is cst.Name and node.value in _GRADIENT_WORDS
 
 
 _EVALUATES = re.compile("test|eval|valid|predict|infer")

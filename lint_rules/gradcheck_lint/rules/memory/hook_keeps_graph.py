@@ -55,14 +55,14 @@ def _in_lambdas(function: FunctionModel) -> Iterator[Violation]:
     if function.module.mentions(b".clear()"):
         return
     local = assignments(function.scope)
-    for node in function.scope.nodes:
-        if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+    for node in function.scope.nodes_of(cst.Call):
+        if type(node.func) is not cst.Attribute:
             continue
         handed = positional(node)
         hook = handed[0] if handed else None
         if hook is None:
             hook = keyword(node, "hook")
-        if node.func.attr.value != "register_forward_hook" or not isinstance(hook, cst.Lambda):
+        if node.func.attr.value != "register_forward_hook" or type(hook) is not cst.Lambda:
             continue
         target, kept = _kept(hook.body)
         given = [known.name.value for known in hook.params.params if known.default is None]
@@ -91,11 +91,11 @@ def _kept(
     node: cst.CSTNode,
 ) -> tuple[cst.BaseExpression, cst.BaseExpression] | tuple[None, None]:
     """Return the list and what is put in it by ``x.append(y)`` or ``x += [y]``."""
-    if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+    if type(node) is cst.Call and type(node.func) is cst.Attribute:
         handed = positional(node)
         if node.func.attr.value == "append" and len(handed) == 1:
             return node.func.value, handed[0]
-    elif isinstance(node, cst.AugAssign) and isinstance(node.operator, cst.AddAssign):
+    elif type(node) is cst.AugAssign and type(node.operator) is cst.AddAssign:
         value = node.value
         if isinstance(value, (cst.List, cst.Tuple)) and len(value.elements) == 1:
             return node.target, value.elements[0].value
@@ -105,17 +105,17 @@ def _kept(
 def _with_graph(node: cst.BaseExpression | None, bound: Sources) -> str | None:
     """Return the name of whose graph this expression holds, as ``out`` of ``out[0].cpu()``."""
     while True:
-        if isinstance(node, cst.Subscript):
+        if type(node) is cst.Subscript:
             node = node.value
         elif (
-            isinstance(node, cst.Call)
-            and isinstance(node.func, cst.Attribute)
+            type(node) is cst.Call
+            and type(node.func) is cst.Attribute
             and node.func.attr.value in SAME_GRAPH_METHODS
         ):
             node = node.func.value
         else:
             break
-    if not isinstance(node, cst.Name):
+    if type(node) is not cst.Name:
         return None
     sources = bound.get(node.value)
     if sources is None:
@@ -170,7 +170,7 @@ def _makers(function: FunctionModel) -> frozenset[str]:
             (dotted_name(hook.func) or "").rpartition(".")[2]
             for node in _registrations(function)
             for hook in _registered(node, only_partial=False)
-            if isinstance(hook, cst.Call)
+            if type(hook) is cst.Call
         )
     found: frozenset[str] = memo["makers of hooks"]
     return found
@@ -182,8 +182,8 @@ def _registrations(function: FunctionModel) -> Iterator[cst.Call]:
         return
     for node in walk(function.module.tree):
         if (
-            isinstance(node, cst.Call)
-            and isinstance(node.func, cst.Attribute)
+            type(node) is cst.Call
+            and type(node.func) is cst.Attribute
             and node.func.attr.value == "register_forward_hook"
         ):
             yield node
@@ -193,9 +193,9 @@ def _registered(node: cst.Call, *, only_partial: bool) -> list[cst.BaseExpressio
     """Return the function that a call registers as a hook."""
     handed = [*positional(node)[:1], keyword(node, "hook")]
     hook = next((each for each in handed if each is not None), None)
-    is_partial = isinstance(hook, cst.Call) and last_word(dotted_name(hook.func)) == "partial"
+    is_partial = type(hook) is cst.Call and last_word(dotted_name(hook.func)) == "partial"
     if is_partial:
-        assert isinstance(hook, cst.Call)
+        assert type(hook) is cst.Call
         return positional(hook)[:1]
     return [] if only_partial or hook is None else [hook]
 
@@ -209,8 +209,8 @@ def _may_stay_small(function: FunctionModel, target: cst.BaseExpression) -> bool
     if path is None:
         return False
     for scope in module.scopes.functions:
-        for node in scope.nodes:
-            if isinstance(node, cst.Assign) and isinstance(node.value, cst.Call):
+        for node in scope.nodes_of(cst.Assign):
+            if type(node.value) is cst.Call:
                 made = (dotted_name(node.value.func) or "").rpartition(".")[2]
                 names = (dotted_name(known.target) or "" for known in node.targets)
                 if made not in _UNBOUNDED and last_word(path) in map(last_word, names):
@@ -224,9 +224,9 @@ def _may_stay_small(function: FunctionModel, target: cst.BaseExpression) -> bool
 def _container(target: cst.BaseExpression) -> cst.BaseExpression:
     """Return what holds the list: `acts` of `acts[name]` and of `acts.setdefault(name, [])`."""
     while True:
-        if isinstance(target, cst.Subscript):
+        if type(target) is cst.Subscript:
             target = target.value
-        elif isinstance(target, cst.Call) and isinstance(target.func, cst.Attribute):
+        elif type(target) is cst.Call and type(target.func) is cst.Attribute:
             if target.func.attr.value not in {"setdefault", "get"}:
                 return target
             target = target.func.value
@@ -242,11 +242,11 @@ def _goes_with_the_hook(function: FunctionModel, target: cst.BaseExpression) -> 
     """Tell whether the list is a local of the enclosing function, which removes the hook."""
     around = function.scope.parent
     target = _container(target)
-    if around is None or isinstance(around.node, cst.Module) or not isinstance(target, cst.Name):
+    if around is None or isinstance(around.node, cst.Module) or type(target) is not cst.Name:
         return False
     if _is_made_hook(function):
         # Whose list it is, and for how long, whoever asks for the hook knows.
         return function.module.mentions(b".remove()")
     return target.value in assignments(around) and any(
-        isinstance(node, cst.Attribute) and node.attr.value == "remove" for node in around.nodes
+        node.attr.value == "remove" for node in around.nodes_of(cst.Attribute)
     )

@@ -65,7 +65,7 @@ def _is_guarded(node: cst.CSTNode, parents: dict[int, cst.CSTNode]) -> bool:
     """Return whether a test lets it be registered the first time alone: ``if handle is None``."""
     parent = parents.get(id(node))
     while parent is not None:
-        if isinstance(parent, cst.If) and _asks_for_first(parent.test):
+        if type(parent) is cst.If and _asks_for_first(parent.test):
             return True
         parent = parents.get(id(parent))
     return False
@@ -74,8 +74,8 @@ def _is_guarded(node: cst.CSTNode, parents: dict[int, cst.CSTNode]) -> bool:
 def _asks_for_first(test: cst.BaseExpression) -> bool:
     return any(
         isinstance(node, (cst.Not, cst.NotIn))
-        or (isinstance(node, cst.Name) and node.value in {"None", "hasattr"})
-        or (isinstance(node, cst.Integer) and node.value == "0")
+        or (type(node) is cst.Name and node.value in {"None", "hasattr"})
+        or (type(node) is cst.Integer and node.value == "0")
         for node in walk(test)
     )
 
@@ -85,7 +85,7 @@ def _is_removed(event: Call, function: FunctionModel, parents: dict[int, cst.CST
     module = function.module
     if module.mentions(b"_hooks.clear", b"_hooks = ", b"_hooks.pop"):
         return True
-    if isinstance(parents.get(id(event.node)), cst.Expr):
+    if type(parents.get(id(event.node))) is cst.Expr:
         return False
     named = {word for scope in module.scopes.functions for word in scope.words}
     for scope in module.scopes.functions:
@@ -101,7 +101,7 @@ def _receiver(call: Call, function: FunctionModel) -> Values:
 
     Calls within it are entered as well: ``dict(model.named_modules())[name].hook()``.
     """
-    node = call.node.func if isinstance(call.node, cst.Call) else None
+    node = call.node.func if type(call.node) is cst.Call else None
     while isinstance(node, (cst.Attribute, cst.Subscript, cst.Call)) and not dotted_name(node):
         node = node.func if isinstance(node, cst.Call) else node.value
     path = dotted_name(node) or ""
@@ -120,7 +120,7 @@ def _owners(event: Call, function: FunctionModel) -> frozenset[int]:
         for loop in function.loops()
         if isinstance(loop.node, (cst.For, cst.CompFor)) and loop.identity in event.loops
         for node in walk(loop.node.iter)
-        if isinstance(node, cst.Name)
+        if type(node) is cst.Name
     }
     around = join_all([held, *(function.bindings.get(name, NOTHING) for name in names)])
     return mentioned_by(around) | held_by(around)
@@ -168,6 +168,6 @@ def _is_new(values: Values, call: Call) -> bool:
     return any(
         call.loops[-1] in value.loops
         if call.loops
-        else value.origin in {Origin.OTHER, Origin.CALL} and isinstance(value.node, cst.Call)
+        else value.origin in {Origin.OTHER, Origin.CALL} and type(value.node) is cst.Call
         for value in values
     )

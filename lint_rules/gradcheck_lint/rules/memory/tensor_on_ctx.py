@@ -59,20 +59,20 @@ def _bound_on(
     for node in scope.nodes:
         for target, value in _pairs(node):
             if (
-                isinstance(target, cst.Attribute)
-                and isinstance(target.value, cst.Name)
+                type(target) is cst.Attribute
+                and type(target.value) is cst.Name
                 and target.value.value == context
             ):
                 yield target, value
 
 
 def _pairs(node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression]]:
-    if isinstance(node, cst.AnnAssign) and node.value is not None:
+    if type(node) is cst.AnnAssign and node.value is not None:
         yield node.target, node.value
-    if not isinstance(node, cst.Assign):
+    if type(node) is not cst.Assign:
         return
     for known in node.targets:
-        if isinstance(known.target, cst.Tuple) and isinstance(node.value, cst.Tuple):
+        if type(known.target) is cst.Tuple and type(node.value) is cst.Tuple:
             left, right = known.target.elements, node.value.elements
             yield from ((one.value, other.value) for one, other in zip(left, right, strict=False))
         else:
@@ -85,7 +85,7 @@ def _held(value: cst.BaseExpression) -> Iterator[str]:
     if isinstance(value, (cst.List, cst.Tuple, cst.Dict)):
         held = [element.value for element in value.elements]
     for kept in held:
-        if isinstance(kept, cst.Name):
+        if type(kept) is cst.Name:
             yield kept.value
 
 
@@ -110,15 +110,15 @@ def _is_the_output(name: str, forward: FunctionScope) -> bool:
     """Tell whether forward returns a name and nothing else: what it returns is a tensor."""
     ways = returns(forward)
     return bool(ways) and all(
-        isinstance(way.value, cst.Name) and way.value.value == name for way in ways
+        type(way.value) is cst.Name and way.value.value == name for way in ways
     )
 
 
 def _is_multiplied(name: str, function: AutogradFunction, model: FunctionModel) -> bool:
     """Return whether forward multiplies an input by it as a matrix: ``x @ weight.T``."""
     inputs = {item.name for item in function.inputs or []}
-    for node in model.scope.nodes:
-        if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.MatrixMultiply):
+    for node in model.scope.nodes_of(cst.BinaryOperation):
+        if type(node.operator) is cst.MatrixMultiply:
             sides = {
                 (dotted_name(side) or "").removesuffix(".T") for side in (node.left, node.right)
             }
@@ -149,9 +149,7 @@ def _is_other_there(function: FunctionModel, place: cst.CSTNode, name: str) -> b
 
     ``if isinstance(offset, int): ctx.offset = offset``, or in the ``else`` of ``Tensor``.
     """
-    for node in function.scope.nodes:
-        if not isinstance(node, cst.If):
-            continue
+    for node in function.scope.nodes_of(cst.If):
         is_tensor = _asks_for_tensor(node.test, name)
         if is_tensor is None:
             continue
@@ -163,12 +161,12 @@ def _is_other_there(function: FunctionModel, place: cst.CSTNode, name: str) -> b
 
 def _asks_for_tensor(test: cst.BaseExpression, name: str) -> bool | None:
     """Tell whether a test is of a name, and true for a tensor; None for any other test."""
-    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+    if type(test) is cst.UnaryOperation and type(test.operator) is cst.Not:
         inner = _asks_for_tensor(test.expression, name)
         return None if inner is None else not inner
-    if isinstance(test, cst.Comparison) and dotted_name(test.left) == name:
+    if type(test) is cst.Comparison and dotted_name(test.left) == name:
         return _is_not_none(test)
-    if not isinstance(test, cst.Call) or dotted_name(test.func) not in {
+    if type(test) is not cst.Call or dotted_name(test.func) not in {
         "isinstance",
         "torch.is_tensor",
     }:
@@ -178,7 +176,7 @@ def _asks_for_tensor(test: cst.BaseExpression, name: str) -> bool | None:
         return None
     if len(given) == 1:
         return True
-    kinds = given[1:] if not isinstance(given[1], cst.Tuple) else elements_of(given[1])
+    kinds = given[1:] if type(given[1]) is not cst.Tuple else elements_of(given[1])
     return any((dotted_name(kind) or "Tensor").endswith("Tensor") for kind in kinds)
 
 
@@ -197,16 +195,16 @@ def _is_tensor(
     seen: frozenset[str] = frozenset(),
 ) -> bool:
     """Tell whether an expression is shown to be a tensor."""
-    if isinstance(node, cst.Name):
+    if type(node) is cst.Name:
         sources = assignments(scope).get(node.value, [])
         if node.value in seen or not sources:  # seen before: as its other sources are
             return node.value in seen or node.value in function.tensors
         deeper = seen | {node.value}
         return all(_is_tensor(source, function, scope, deeper) for source in sources)
-    if isinstance(node, cst.BinaryOperation):
+    if type(node) is cst.BinaryOperation:
         sides = (node.left, node.right)
         return any(_is_tensor(side, function, scope, seen) for side in sides)
-    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+    if type(node) is not cst.Call or type(node.func) is not cst.Attribute:
         return False
     method, owner = node.func.attr.value, node.func.value
     if method not in _MAKERS:

@@ -35,9 +35,7 @@ class DropoutIgnoresEval(Rule):
             return
         if _MEANT.search(f"{scope.owner.name} {scope.name}"):
             return
-        for node in scope.nodes:
-            if type(node) is not cst.Call:
-                continue
+        for node in scope.nodes_of(cst.Call):
             name = module.scopes.resolve_import(dotted_name(node.func) or "") or ""
             if _drops_always(name, node):
                 yield _violation(node, name)

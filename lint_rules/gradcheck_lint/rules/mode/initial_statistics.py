@@ -40,9 +40,7 @@ class InitialStatistics(Rule):
         if not module.matches(_HAS_STATISTICS) and module.matches(_MAKES_LAYERS):
             return
         is_likely = module.matches(_HAS_STATISTICS) and not module.matches(_PRETRAINED)
-        for node in function.scope.nodes:
-            if not isinstance(node, cst.For):
-                continue
+        for node in function.scope.nodes_of(cst.For):
             follower = _follower(node, function)
             if follower is not None and any(
                 _only_evaluates(name, module) for name in _names_of(follower, function)
@@ -70,15 +68,15 @@ _PRETRAINED: Final = re.compile(rb"pretrained\s*=\s*True|weights\s*=\s*[^N\s]|lo
 
 def _value(node: cst.BaseExpression, function: FunctionModel) -> cst.BaseExpression:
     """Return what a name is given, where that is one expression."""
-    sources = sources_of(function.scope).get(node.value) if isinstance(node, cst.Name) else None
+    sources = sources_of(function.scope).get(node.value) if type(node) is cst.Name else None
     return sources[0] if sources is not None and len(sources) == 1 else node
 
 
 def _owner(node: cst.BaseExpression) -> str | None:
     """Return ``model`` of ``model.parameters()``, also of its names and of a list of them."""
-    if isinstance(node, cst.Call) and dotted_name(node.func) == "list" and len(node.args) == 1:
+    if type(node) is cst.Call and dotted_name(node.func) == "list" and len(node.args) == 1:
         node = node.args[0].value
-    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+    if type(node) is not cst.Call or type(node.func) is not cst.Attribute:
         return None
     return dotted_name(node.func.value) if node.func.attr.value in _LISTS else None
 
@@ -86,18 +84,18 @@ def _owner(node: cst.BaseExpression) -> str | None:
 def _follower(loop: cst.For, function: FunctionModel) -> str | None:
     """Return the model whose parameters a loop makes of those of another one, or of a list."""
     over = _value(loop.iter, function)
-    if isinstance(over, cst.Call) and dotted_name(over.func) == "zip":
+    if type(over) is cst.Call and dotted_name(over.func) == "zip":
         models = [_owner(_value(argument.value, function)) for argument in over.args]
         return _written(loop, models) if len(models) == _PAIR else None
     follower = _owner(over)
-    if follower is None or not isinstance(loop.target, cst.Tuple):
+    if follower is None or type(loop.target) is not cst.Tuple:
         return None
     key, own = (dotted_name(element.value) for element in loop.target.elements)
     is_written = any(own in _changed(node) for node in walk(loop.body))
     others = (
         _owner_of_table(node.value, function)
         for node in walk(loop.body)
-        if isinstance(node, cst.Subscript) and key in _names(node)
+        if type(node) is cst.Subscript and key in _names(node)
     )
     is_known = function.module.matches(_HAS_STATISTICS)
     is_of_another = any(model != follower and (model or is_known) for model in others)
@@ -107,13 +105,13 @@ def _follower(loop: cst.For, function: FunctionModel) -> str | None:
 def _owner_of_table(node: cst.BaseExpression, function: FunctionModel) -> str | None:
     """Return ``model`` of ``dict(model.named_parameters())``, also by its name."""
     made = _value(node, function)
-    is_table = isinstance(made, cst.Call) and dotted_name(made.func) == "dict" and made.args
+    is_table = type(made) is cst.Call and dotted_name(made.func) == "dict" and made.args
     return _owner(made.args[0].value) if is_table else None  # type: ignore[attr-defined]
 
 
 def _written(loop: cst.For, models: list[str | None]) -> str | None:
     """Return the model whose parameters are written in place, and made of the other's."""
-    if not isinstance(loop.target, cst.Tuple) or len(loop.target.elements) != _PAIR:
+    if type(loop.target) is not cst.Tuple or len(loop.target.elements) != _PAIR:
         return None
     names = [_tensor_name(element.value) for element in loop.target.elements]
     for node in walk(loop.body):
@@ -124,26 +122,26 @@ def _written(loop: cst.For, models: list[str | None]) -> str | None:
 
 
 def _names(node: cst.CSTNode) -> set[str]:
-    return {each.value for each in walk(node) if isinstance(each, cst.Name)}
+    return {each.value for each in walk(node) if type(each) is cst.Name}
 
 
 def _changed(node: cst.CSTNode) -> set[str]:
     """Return the names of tensors that a node writes, as ``p`` of ``p.data.mul_(0.9)``."""
     written: list[cst.CSTNode | None] = []
-    if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+    if type(node) is cst.Call and type(node.func) is cst.Attribute:
         method = node.func.attr.value
         if method.endswith("_") and method != "requires_grad_":
             written.append(node.func.value)
-    elif isinstance(node, cst.AugAssign):
+    elif type(node) is cst.AugAssign:
         written.append(node.target)
-    written += [each for each, _ in assigned_pairs(node) if isinstance(each, cst.Attribute)]
+    written += [each for each, _ in assigned_pairs(node) if type(each) is cst.Attribute]
     names = (dotted_name(each) or "" for each in written)
     return {name.removesuffix(".data") for name in names if not name.endswith(".grad")}
 
 
 def _tensor_name(target: cst.BaseExpression) -> str:
     """Return the name of a parameter, also where its own name comes with it: ``(n, p)``."""
-    if isinstance(target, cst.Tuple) and len(target.elements) == _PAIR:
+    if type(target) is cst.Tuple and len(target.elements) == _PAIR:
         target = target.elements[1].value
     return dotted_name(target) or ""
 
@@ -187,7 +185,7 @@ def _trace(function: FunctionModel, model: str) -> Iterator[str]:
         for target, value in assigned_pairs(node):
             if last_word(dotted_name(target)) == model and _ends_in_eval(value):
                 yield "eval"
-        if not isinstance(node, cst.Call):
+        if type(node) is not cst.Call:
             continue
         if last_word(dotted_name(node.func)) == model:
             yield "run"
@@ -202,13 +200,13 @@ def _traced_in_callee(call: cst.Call, model: str, function: FunctionModel) -> It
     for name in scope.parameters if scope is not None else ():
         if last_word(dotted_name(argument_for(name, call, scope))) == model:  # type: ignore[arg-type]
             for node in scope.nodes:  # type: ignore[union-attr]
-                if isinstance(node, cst.Call) and dotted_name(node.func) == name:
+                if type(node) is cst.Call and dotted_name(node.func) == name:
                     yield "run"
                 yield from _switched(node, name)
 
 
 def _switched(node: cst.CSTNode, model: str) -> Iterator[str]:
-    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+    if type(node) is not cst.Call or type(node.func) is not cst.Attribute:
         return
     mode = node.func.attr.value
     if last_word(dotted_name(node.func.value)) == model and (
@@ -219,7 +217,7 @@ def _switched(node: cst.CSTNode, model: str) -> Iterator[str]:
 
 def _ends_in_eval(value: cst.BaseExpression) -> bool:
     """Return whether this is ``copy.deepcopy(model).eval()`` or the like."""
-    while isinstance(value, cst.Call) and isinstance(value.func, cst.Attribute):
+    while type(value) is cst.Call and type(value.func) is cst.Attribute:
         if value.func.attr.value == "eval":
             return True
         value = value.func.value

@@ -66,7 +66,7 @@ def _calls_directly_in(loop: cst.CSTNode) -> Iterator[cst.Call]:
     waiting = list(children(loop))
     while waiting:
         node = waiting.pop()
-        if isinstance(node, cst.Call):
+        if type(node) is cst.Call:
             yield node
         if not isinstance(node, (*_LOOPS, *_OWN_SCOPE)):
             waiting.extend(children(node))
@@ -87,9 +87,8 @@ def _seeds(call: cst.Call, function: FunctionModel) -> bool:
         None,
     )
     return called is not None and any(
-        isinstance(node, cst.Call)
-        and scopes.resolve_import(dotted_name(node.func) or "") == "torch.manual_seed"
-        for node in called.nodes
+        scopes.resolve_import(dotted_name(node.func) or "") == "torch.manual_seed"
+        for node in called.nodes_of(cst.Call)
     )
 
 
@@ -101,6 +100,6 @@ def _is_the_same_each_time(call: cst.Call, loop: Loop) -> bool:
             changing.update(bound_names(node.target))
     given = [node for argument in call.args for node in walk(argument.value)]
     return bool(call.args) and not any(
-        isinstance(node, cst.Call) or (isinstance(node, cst.Name) and node.value in changing)
+        type(node) is cst.Call or (type(node) is cst.Name and node.value in changing)
         for node in given
     )

@@ -96,7 +96,7 @@ def _inside_training(function: FunctionModel) -> Iterator[Violation]:
     events = list(function.events())
     stepping = {loop for event in events if isinstance(event, Step) for loop in event.loops}
     for loop in function.loops():
-        if not isinstance(loop.node, cst.For) or loop.identity in stepping:
+        if type(loop.node) is not cst.For or loop.identity in stepping:
             continue
         if not _EVALUATED.search(function.module.text(loop.node.iter).lower()):
             continue

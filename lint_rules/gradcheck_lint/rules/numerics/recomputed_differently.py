@@ -12,7 +12,6 @@ from gradcheck_lint.analyses.callers import expressions_given
 from gradcheck_lint.model.function_class import function_with
 from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.syntax import (
-    assigned_pairs,
     boolean,
     dotted_name,
     last_word,
@@ -65,9 +64,9 @@ def _second_statistics(function: FunctionModel) -> Iterator[Violation]:
     if not module.mentions(b"checkpoint") or not module.mentions(b"BatchNorm"):
         return
     for node in function.scope.nodes:
-        name = dotted_name(node.func) if isinstance(node, cst.Call) else None
+        name = dotted_name(node.func) if type(node) is cst.Call else None
         made = module.scopes.resolve_import(name or "") or ""
-        if not isinstance(node, cst.Call) or not made.startswith("torch.utils.checkpoint."):
+        if type(node) is not cst.Call or not made.startswith("torch.utils.checkpoint."):
             continue
         norm = _norm_in(node.args[0].value, function) if node.args else None
         if norm is not None:
@@ -87,15 +86,14 @@ def _norm_in(run: cst.BaseExpression, function: FunctionModel) -> cst.CSTNode | 
     words = _words_behind(run, function)
     scopes, owner = function.module.scopes, function.scope.owner
     for method in owner.methods.values() if owner is not None else ():
-        for node in method.nodes:
-            for target, value in assigned_pairs(node):
-                if last_word(dotted_name(target)) not in words:
-                    continue
-                classes = (scopes.classes[each] for each in _names(value) & scopes.classes.keys())
-                made = (known.nodes for scope in classes for known in scope.methods.values())
-                norm = next(filter(_is_norm, chain(walk(value), *made)), None)
-                if norm is not None:
-                    return norm
+        for target, value in method.assignments:
+            if last_word(dotted_name(target)) not in words:
+                continue
+            classes = (scopes.classes[each] for each in _names(value) & scopes.classes.keys())
+            made = (known.nodes for scope in classes for known in scope.methods.values())
+            norm = next(filter(_is_norm, chain(walk(value), *made)), None)
+            if norm is not None:
+                return norm
     return None
 
 
@@ -103,8 +101,8 @@ def _words_behind(run: cst.BaseExpression, function: FunctionModel) -> set[str]:
     """Return the names in what is run, in what a loop takes it from, and what callers hand in."""
     path = dotted_name(run)
     words = {last_word(path)}
-    for node in function.scope.nodes:
-        if isinstance(node, cst.For) and path in _names(node.target):
+    for node in function.scope.nodes_of(cst.For):
+        if path in _names(node.target):
             words |= _names(node.iter)
     if path is not None and path in function.scope.parameters:
         for caller, value in expressions_given(function, path):
@@ -114,11 +112,11 @@ def _words_behind(run: cst.BaseExpression, function: FunctionModel) -> set[str]:
 
 
 def _names(node: cst.CSTNode) -> set[str]:
-    return {each.value for each in walk(node) if isinstance(each, cst.Name)}
+    return {each.value for each in walk(node) if type(each) is cst.Name}
 
 
 def _is_norm(node: cst.CSTNode) -> bool:
-    return isinstance(node, cst.Call) and last_word(dotted_name(node.func)).startswith("BatchNorm")
+    return type(node) is cst.Call and last_word(dotted_name(node.func)).startswith("BatchNorm")
 
 
 _DRAWS: Final = re.compile(rb"[Dd]ropout|DropPath|bernoulli|multinomial")
@@ -128,14 +126,14 @@ _RESTORES: Final = re.compile(r"(?i)rng|seed|generator")
 def _unpreserved(function: FunctionModel) -> Iterator[cst.CSTNode]:
     """Yield where ``preserve_rng_state`` is given False, also in a dictionary."""
     for node in function.scope.nodes:
-        if isinstance(node, cst.Arg) and node.keyword is not None:
+        if type(node) is cst.Arg and node.keyword is not None:
             is_it = node.keyword.value == "preserve_rng_state"
-        elif isinstance(node, cst.DictElement) and isinstance(node.key, cst.SimpleString):
+        elif type(node) is cst.DictElement and type(node.key) is cst.SimpleString:
             is_it = plain_string(node.key) == "preserve_rng_state"
         else:
             continue
         given = node.value
-        if isinstance(given, cst.Name):
+        if type(given) is cst.Name:
             sources = sources_of(function.scope).get(given.value) or []
             given = sources[0] if len(sources) == 1 else given
         if is_it and boolean(given) is False:
@@ -151,17 +149,13 @@ def _run_again(function: FunctionModel) -> Iterator[tuple[cst.Call, str]]:
     if any(map(_RESTORES.search, words)):
         return
     called = {
-        last_word(dotted_name(node.func))
-        for node in known.forward.nodes
-        if isinstance(node, cst.Call)
+        last_word(dotted_name(node.func)) for node in known.forward.nodes if type(node) is cst.Call
     }
-    for region in function.scope.nodes:
-        if not isinstance(region, cst.With):
-            continue
+    for region in function.scope.nodes_of(cst.With):
         if not any(_enables(item) for item in region.items):
             continue
         for node in walk(region.body):
-            name = dotted_name(node.func) if isinstance(node, cst.Call) else None
+            name = dotted_name(node.func) if type(node) is cst.Call else None
             context = function.scope.first_parameter or "ctx"
             if name is not None and name.startswith(f"{context}.") and last_word(name) in called:
                 yield node, name  # type: ignore[misc]
@@ -169,5 +163,5 @@ def _run_again(function: FunctionModel) -> Iterator[tuple[cst.Call, str]]:
 
 
 def _enables(item: cst.WithItem) -> bool:
-    called = item.item.func if isinstance(item.item, cst.Call) else item.item
+    called = item.item.func if type(item.item) is cst.Call else item.item
     return last_word(dotted_name(called)) == "enable_grad"

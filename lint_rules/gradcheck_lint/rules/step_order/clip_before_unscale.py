@@ -49,7 +49,7 @@ def _half_unscaled(function: FunctionModel) -> Iterator[Violation]:
         return
     events = list(function.events())
     for index, clip in enumerate(events):
-        if not isinstance(clip, Clip) or not isinstance(clip.node, cst.Call):
+        if not isinstance(clip, Clip) or type(clip.node) is not cst.Call:
             continue
         beside = [e for e in events if (e.loops, e.arms) == (clip.loops, clip.arms)]
         unscaled = {_unscaling(e.node) for e in beside if isinstance(e, Unscale)}
@@ -75,7 +75,7 @@ def _half_unscaled(function: FunctionModel) -> Iterator[Violation]:
 
 
 def _is_parameters(node: cst.BaseExpression | None) -> bool:
-    is_call = isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute)
+    is_call = type(node) is cst.Call and type(node.func) is cst.Attribute
     return is_call and node.func.attr.value == "parameters"  # type: ignore[union-attr]
 
 
@@ -154,7 +154,7 @@ def _fix(clip: Event, step: Event, function: FunctionModel) -> Fix | None:
 
 def _unscaling(node: cst.CSTNode) -> tuple[str, str] | None:
     """Return the names of the scaler and of the optimizer in a call of one with the other."""
-    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+    if type(node) is not cst.Call or type(node.func) is not cst.Attribute:
         return None
     scaler = dotted_name(node.func.value)
     optimizer = dotted_name(node.args[0].value) if len(node.args) == 1 else None
@@ -207,12 +207,12 @@ def _bound(nodes: Iterable[cst.CSTNode]) -> frozenset[str]:
         name.partition(".")[0]
         for target in targets
         if target is not None
-        for name in bound_names(target.name if isinstance(target, cst.AsName) else target)
+        for name in bound_names(target.name if type(target) is cst.AsName else target)
     )
 
 
 def _is_line_of(node: cst.CSTNode, call: cst.CSTNode) -> bool:
     """Tell whether a line is this call and nothing else."""
-    if not isinstance(node, cst.SimpleStatementLine) or len(node.body) != 1:
+    if type(node) is not cst.SimpleStatementLine or len(node.body) != 1:
         return False
-    return isinstance(node.body[0], cst.Expr) and node.body[0].value is call
+    return type(node.body[0]) is cst.Expr and node.body[0].value is call

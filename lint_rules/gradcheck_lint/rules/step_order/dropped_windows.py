@@ -63,7 +63,7 @@ def _window(batches: Loop, function: FunctionModel) -> cst.BaseExpression | None
         and item.test is not None
         and any(_steps(event, function) for event in item.arms[0].events())
     ]
-    if len(tests) != 1 or any(isinstance(node, cst.BooleanOperation) for node in walk(tests[0])):
+    if len(tests) != 1 or any(type(node) is cst.BooleanOperation for node in walk(tests[0])):
         return None
     return tests[0]
 
@@ -100,7 +100,7 @@ def _counter(test: cst.BaseExpression, batches: Loop, epoch: Loop) -> str | None
     """Return what a test counts by, if that goes on from one epoch to the next."""
     names = {dotted_name(node) for node in walk(test)} - {None}
     for node in walk(batches.node):
-        if isinstance(node, cst.AugAssign) and dotted_name(node.target) in names:
+        if type(node) is cst.AugAssign and dotted_name(node.target) in names:
             counter = dotted_name(node.target)
             if not _is_set_before(counter, batches, epoch):
                 return counter

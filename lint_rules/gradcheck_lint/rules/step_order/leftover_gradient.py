@@ -188,7 +188,7 @@ def _is_of_other_model(values: Values, function: FunctionModel, owned: frozenset
         value.site
         for held in (*function.bindings.values(), values)
         for value in held
-        if isinstance(value.node, cst.Call) and value.origin in {Origin.CALL, Origin.OTHER}
+        if type(value.node) is cst.Call and value.origin in {Origin.CALL, Origin.OTHER}
     }
     reached = sites(values) | held_by(values)
     return not reached.isdisjoint(made) and owned.isdisjoint(reached | mentioned_by(values))

@@ -56,13 +56,13 @@ class NoEffect(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield methods that are not called, results that are dropped, attributes of no use."""
-        for node in function.scope.nodes:
-            if isinstance(node, cst.Expr):
-                if isinstance(node.value, cst.Attribute):
+        for node in function.scope.nodes_of(cst.Expr, cst.Assign):
+            if type(node) is cst.Expr:
+                if type(node.value) is cst.Attribute:
                     yield from _not_called(node.value, function)
-                elif isinstance(node.value, cst.Call):
+                elif type(node.value) is cst.Call:
                     yield from _dropped(node.value, function)
-            elif isinstance(node, cst.Assign) and len(node.targets) == 1:
+            elif type(node) is cst.Assign and len(node.targets) == 1:
                 yield from _not_read(node, node.targets[0].target, function)
         yield from _of_nothing(function)
 
@@ -105,7 +105,7 @@ def _dropped(call: cst.Call, function: FunctionModel) -> Iterator[Violation]:
     if name is not None and function.module.scopes.resolve_import(name) in _FUNCTIONS:
         method = name.rpartition(".")[2]
         target = function.module.code(call.args[0].value) if call.args else "x"
-    elif isinstance(call.func, cst.Attribute) and _is_dropped_method(call, call.func, function):
+    elif type(call.func) is cst.Attribute and _is_dropped_method(call, call.func, function):
         method = call.func.attr.value
         target = function.module.code(call.func.value)
     else:
@@ -122,7 +122,7 @@ def _dropped(call: cst.Call, function: FunctionModel) -> Iterator[Violation]:
 
 def _is_dropped_method(call: cst.Call, method: cst.Attribute, function: FunctionModel) -> bool:
     owner, name = method.value, method.attr.value
-    if isinstance(owner, cst.Attribute) and owner.attr.value in {"grad", "data"}:
+    if type(owner) is cst.Attribute and owner.attr.value in {"grad", "data"}:
         return name in _OF_A_GRADIENT
     path = dotted_name(owner)
     if name not in _TENSORS or path is None or _may_be_own(path, name, function):
@@ -148,12 +148,12 @@ def _may_be_own(path: str, method: str, function: FunctionModel) -> bool:
 def _not_read(
     node: cst.Assign, target: cst.BaseAssignTargetExpression, function: FunctionModel
 ) -> Iterator[Violation]:
-    if isinstance(target, cst.Subscript):
+    if type(target) is cst.Subscript:
         named = target.value
-        if isinstance(named, cst.Attribute) and named.attr.value == "defaults":
+        if type(named) is cst.Attribute and named.attr.value == "defaults":
             yield from _rate(node, named.value, "defaults", function)
         return
-    if not isinstance(target, cst.Attribute):
+    if type(target) is not cst.Attribute:
         return
     name = target.attr.value
     if name in _RATES:
@@ -203,8 +203,6 @@ def _is_parameter(node: cst.BaseExpression, function: FunctionModel) -> bool:
     if any(value.kind in leaves for value in function.bindings.get(path, ())):
         return True
     return any(
-        isinstance(each, cst.For)
-        and path in bound_names(each.target)
-        and "parameters(" in function.module.code(each.iter)
-        for each in function.scope.nodes
+        path in bound_names(each.target) and "parameters(" in function.module.code(each.iter)
+        for each in function.scope.nodes_of(cst.For)
     )

@@ -35,13 +35,13 @@ class OptimizerMadeAnew(Rule):
         """Yield optimizers that are made in the loop, or repeated function, of their only step."""
         told = set()
         nodes = function.scope.nodes
-        own = {id(node) for node in nodes if isinstance(node, cst.Call)}
+        own = {id(node) for node in nodes if type(node) is cst.Call}
         for event in function.events():
             if not isinstance(event, Step) or len(event.values) != 1:
                 continue
             (made,) = event.values
             node = made.node
-            if made.kind is not Kind.OPTIMIZER or not isinstance(node, cst.Call):
+            if made.kind is not Kind.OPTIMIZER or type(node) is not cst.Call:
                 continue
             # What a caller hands in was made there.
             if id(node) in told or id(node) not in own or not function.module.makes_optimizer(node):
@@ -75,10 +75,10 @@ def _is_for_one_step(step: Step, made: Value, function: FunctionModel) -> bool:
 
 def _owner_of_parameters(node: cst.CSTNode | None) -> str | None:
     """Return the name of the model in ``Adam(model.parameters(), ...)``."""
-    assert isinstance(node, cst.Call)
+    assert type(node) is cst.Call
     given = positional(node)
     what = given[0] if given else keyword(node, "params")
-    if not isinstance(what, cst.Call) or last_word(dotted_name(what.func)) != "parameters":
+    if type(what) is not cst.Call or last_word(dotted_name(what.func)) != "parameters":
         return None
     return (dotted_name(what.func) or "").rpartition(".")[0] or None
 

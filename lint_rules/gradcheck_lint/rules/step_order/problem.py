@@ -167,9 +167,9 @@ def _is_of_no_optimizer(zero: Occurrence, step: Occurrence) -> bool:
 
 def _is_of_parameters(optimizer: cst.CSTNode | None) -> bool:
     """Tell whether an optimizer is given the parameters of a model, and nothing else."""
-    given = positional(optimizer) if isinstance(optimizer, cst.Call) else []
+    given = positional(optimizer) if type(optimizer) is cst.Call else []
     first = given[0] if given else None
-    return isinstance(first, cst.Call) and last_word(dotted_name(first.func)) == "parameters"
+    return type(first) is cst.Call and last_word(dotted_name(first.func)) == "parameters"
 
 
 def _may_be_one_attribute(zero: Occurrence, step: Occurrence) -> bool:
@@ -248,7 +248,7 @@ _SETTINGS = re.compile(
 
 def _is_made_here(value: Value) -> bool:
     """Tell whether a value is made by a call that stands in the function."""
-    return isinstance(value.node, cst.Call) and value.origin in {Origin.CALL, Origin.OTHER}
+    return type(value.node) is cst.Call and value.origin in {Origin.CALL, Origin.OTHER}
 
 
 def _is_optimizer(kind: Kind, receiver: str) -> bool:
@@ -280,7 +280,7 @@ def is_window(step: Occurrence, unit: Unit) -> bool:
     for branch, _ in step.leading.arms:
         test = tests[key].get(branch)
         if test is not None and any(
-            isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Modulo)
+            type(node) is cst.BinaryOperation and type(node.operator) is cst.Modulo
             for node in walk(test)
         ):
             return True
@@ -292,11 +292,11 @@ def _tests_in(loop: cst.CSTNode) -> dict[int, cst.CSTNode]:
     tests: dict[int, cst.CSTNode] = {}
     bound: dict[str, cst.BaseExpression] = {}
     for node in walk(loop):
-        if isinstance(node, cst.Assign):
+        if type(node) is cst.Assign:
             bound.update((name, node.value) for name in bound_names(node.targets[0].target))
-        elif isinstance(node, cst.If):
+        elif type(node) is cst.If:
             test: cst.BaseExpression = node.test
-            while isinstance(test, cst.UnaryOperation):
+            while type(test) is cst.UnaryOperation:
                 test = test.expression
             tests[id(node)] = bound.get(dotted_name(test) or "", test)
     return tests

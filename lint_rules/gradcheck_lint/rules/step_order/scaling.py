@@ -121,8 +121,8 @@ def _is_of_another_scaler(item: Occurrence, before: Sequence[Occurrence]) -> boo
 
 def _scaler_of(node: cst.CSTNode | None, item: Occurrence) -> Values:
     """Return the scaler in ``scaler.scale(loss)``; nothing for any other value."""
-    func = node.func if isinstance(node, cst.Call) else None
-    if not isinstance(func, cst.Attribute) or func.attr.value != "scale":
+    func = node.func if type(node) is cst.Call else None
+    if type(func) is not cst.Attribute or func.attr.value != "scale":
         return NOTHING
     return item.owner.bindings.get(dotted_name(func.value) or "", NOTHING)
 
@@ -146,9 +146,9 @@ def _knows_scaling(before: Sequence[Occurrence]) -> bool:
     """Tell whether each backward is of a value that is seen to be made without the scaler."""
     return all(
         bool(other.event.values)
-        and isinstance(other.event.node, cst.Call)
-        and isinstance(other.event.node.func, cst.Attribute)
-        and isinstance(other.event.node.func.value, cst.Name)
+        and type(other.event.node) is cst.Call
+        and type(other.event.node.func) is cst.Attribute
+        and type(other.event.node.func.value) is cst.Name
         and not any(_is_scaled_elsewhere(value.node) for value in other.event.values)
         for other in before
         if isinstance(other.event, Backward)
@@ -156,12 +156,12 @@ def _knows_scaling(before: Sequence[Occurrence]) -> bool:
 
 
 def _is_scaled_elsewhere(node: cst.CSTNode | None) -> bool:
-    if isinstance(node, cst.Call):
+    if type(node) is cst.Call:
         called = dotted_name(node.func)
         if called is not None:
             return "scale" in called
         # `model(x).mean()`, or `scaler.scale(model(x)).mean()`
-        return any(isinstance(name, cst.Name) and "scale" in name.value for name in walk(node))
+        return any(type(name) is cst.Name and "scale" in name.value for name in walk(node))
     return not isinstance(node, (cst.BinaryOperation,))
 
 
@@ -201,7 +201,7 @@ def _goes_on_to_another(item: Occurrence, unit: Unit) -> bool:
     """Tell whether a loop has another optimizer the next time round, under the same words."""
     event, leading, function = item.event, item.leading, unit.function
     assert isinstance(event, (Step, Unscale))
-    used = names_in(event.node.args[0]) if isinstance(event.node, cst.Call) else frozenset()
+    used = names_in(event.node.args[0]) if type(event.node) is cst.Call else frozenset()
     for loop in item.owner.loops():
         if loop.identity in event.loops and used & (loop.targets | assigned_in(loop, item.owner)):
             return True

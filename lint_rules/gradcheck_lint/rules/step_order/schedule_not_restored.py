@@ -66,16 +66,16 @@ def _nodes(module: ModuleModel) -> Iterator[cst.CSTNode]:
 
 def _is_call(node: cst.CSTNode, which: str) -> bool:
     return (
-        isinstance(node, cst.Call)
-        and isinstance(node.func, cst.Attribute)
+        type(node) is cst.Call
+        and type(node.func) is cst.Attribute
         and node.func.attr.value == _METHODS[which]
     )
 
 
 def _said(node: cst.CSTNode, module: ModuleModel) -> str:
     """Return what a load or save is called on, or its argument where that has no name."""
-    assert isinstance(node, cst.Call)
-    assert isinstance(node.func, cst.Attribute)
+    assert type(node) is cst.Call
+    assert type(node.func) is cst.Attribute
     return (last_word(dotted_name(node.func.value)) or module.text(node)).lower()
 
 
@@ -83,7 +83,7 @@ def _schedule(module: ModuleModel) -> cst.CSTNode | None:
     """Return the call that makes the scheduler of a file which steps it, from its beginning."""
     made: cst.CSTNode | None = None
     for node in _nodes(module):
-        if not isinstance(node, cst.Call):
+        if type(node) is not cst.Call:
             continue
         name = module.scopes.resolve_import(dotted_name(node.func) or "") or ""
         if _MAKES.fullmatch(last_word(name)) and not name.endswith("OnPlateau"):
@@ -102,7 +102,7 @@ def _stepped(module: ModuleModel) -> frozenset[str]:
         for event in function.events()
         if isinstance(event, SchedulerStep)
     }
-    called = (dotted_name(node.func) for node in _nodes(module) if isinstance(node, cst.Call))
+    called = (dotted_name(node.func) for node in _nodes(module) if type(node) is cst.Call)
     named = (path.split(".")[-2] for path in called if path is not None and path.endswith(".step"))
     return frozenset(known | {name for name in named if _SCHEDULE.search(name.lower())})
 
@@ -112,17 +112,17 @@ def _is_restored(module: ModuleModel) -> bool:
     stepped = _stepped(module)
     for function in module.functions():
         nodes = function.scope.nodes
-        loops = [node for node in nodes if isinstance(node, cst.For)]
+        loops = [node for node in nodes if type(node) is cst.For]
         targets = {name for loop in loops for name in bound_names(loop.target)}
         for node in nodes:
             if _is_call(node, "load"):
                 said = _said(node, module)
-                assert isinstance(node, cst.Call)
-                assert isinstance(node.func, cst.Attribute)
+                assert type(node) is cst.Call
+                assert type(node.func) is cst.Attribute
                 is_any = dotted_name(node.func.value) in targets or "getattr" in said
                 if is_any or said in stepped or _SCHEDULE.search(said):
                     return True
-            elif isinstance(node, cst.AssignTarget) and _COUNTS.search(module.text(node.target)):
+            elif type(node) is cst.AssignTarget and _COUNTS.search(module.text(node.target)):
                 return True
         if any(map(_winds, loops)):
             return True
@@ -131,7 +131,7 @@ def _is_restored(module: ModuleModel) -> bool:
 
 def _winds(loop: cst.For) -> bool:
     """Return whether a loop does nothing but to step a scheduler."""
-    calls = [node for node in walk(loop.body) if isinstance(node, cst.Call)]
+    calls = [node for node in walk(loop.body) if type(node) is cst.Call]
     return bool(calls) and all(
         last_word(dotted_name(call.func)) == "step"
         and _SCHEDULE.search((dotted_name(call.func) or "").lower()) is not None

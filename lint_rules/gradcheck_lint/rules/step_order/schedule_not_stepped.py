@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from gradcheck_lint.model.syntax import ASSIGNING, assigned_once, dotted_name, last_word, walk
+from gradcheck_lint.model.syntax import assigned_once, dotted_name, last_word, walk
 from gradcheck_lint.model.values import Kind
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
@@ -35,11 +35,9 @@ class ScheduleNotStepped(Rule):
             return
         if function.scope.name.startswith("test"):
             return  # What is tested may be how it begins.
-        for node in function.scope.nodes:
-            if type(node) not in ASSIGNING:
-                continue
+        for node in function.scope.nodes_of(cst.Assign, cst.AnnAssign):
             target, value = assigned_once(node)
-            if not isinstance(target, cst.Name) or not isinstance(value, cst.Call):
+            if type(target) is not cst.Name or type(value) is not cst.Call:
                 continue
             known = function.bindings.get(target.value, frozenset())
             if {each.kind for each in known} == {Kind.SCHEDULER} and not _is_used(
@@ -60,10 +58,10 @@ def _is_used(name: str, function: FunctionModel) -> bool:
     """Return whether a name is read for anything but what does not step a scheduler."""
     uses = harmless = 0
     for node in walk(function.scope.node):
-        if isinstance(node, cst.Name) and node.value == name:
+        if type(node) is cst.Name and node.value == name:
             uses += 1
-        elif isinstance(node, cst.Attribute) and dotted_name(node.value) == name:
+        elif type(node) is cst.Attribute and dotted_name(node.value) == name:
             harmless += node.attr.value in _HARMLESS
-        elif isinstance(node, cst.AssignTarget) and dotted_name(node.target) == name:
+        elif type(node) is cst.AssignTarget and dotted_name(node.target) == name:
             harmless += 1
     return uses > harmless

@@ -58,7 +58,7 @@ def _per_micro_batch(function: FunctionModel, loop: Loop) -> Iterator[Violation]
     events = [e for e in loop.body.events() if e.loops and e.loops[-1] == loop.identity]
     steps = [event for event in events if isinstance(event, Step)]
     for event in events:
-        if not isinstance(event, SchedulerStep) or not isinstance(event.node, cst.Call):
+        if not isinstance(event, SchedulerStep) or type(event.node) is not cst.Call:
             continue
         if event.node.args or not steps:
             continue

@@ -51,19 +51,19 @@ class StepInsideAutocast(Rule):
 def _regions(function: FunctionModel) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
     """Yield the calls that enter autocast for something, and what they enter it for."""
     node = function.scope.node
-    if isinstance(node, cst.FunctionDef):
+    if type(node) is cst.FunctionDef:
         for decorator in node.decorators:
             if _is_autocast(decorator.decorator, function):
                 yield decorator, node.body
     for each in function.scope.nodes:
-        for item in each.items if isinstance(each, cst.With) else ():
+        for item in each.items if type(each) is cst.With else ():
             if _is_autocast(item.item, function):
                 yield item.item, each.body  # type: ignore[attr-defined]
 
 
 def _is_autocast(node: cst.BaseExpression, function: FunctionModel) -> bool:
     """Return whether this makes an autocast region, here or in a function that is called."""
-    if not isinstance(node, cst.Call):
+    if type(node) is not cst.Call:
         return False
     if last_word(dotted_name(node.func)) == "autocast" and called_function(node, function) is None:
         off = keyword(node, "cache_enabled"), keyword(node, "enabled")
@@ -72,7 +72,7 @@ def _is_autocast(node: cst.BaseExpression, function: FunctionModel) -> bool:
     ways = returns(called) if called is not None else []
     inner = function.module.function(called) if called is not None else function
     return bool(ways) and all(
-        isinstance(way.value, cst.Call)
+        type(way.value) is cst.Call
         and called_function(way.value, inner) is not called
         and last_word(dotted_name(way.value.func)) == "autocast"
         and _is_autocast(way.value, inner)

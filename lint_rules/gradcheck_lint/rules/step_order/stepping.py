@@ -186,7 +186,7 @@ def _without_backward(
 def _with_idle_closure(item: Occurrence) -> Problem | None:
     """Judge a step whose closure computes a loss and never differentiates it."""
     step, owner = item.event, item.owner
-    if not isinstance(step.node, cst.Call):
+    if type(step.node) is not cst.Call:
         return None
     handed = {id(argument) for argument in step.node.args}
     closures = [
@@ -229,8 +229,7 @@ def _trains(loop: Loop, step: Step) -> bool:
 def _computes_anything(loop: Loop) -> bool:
     """Tell whether a loop calls what may compute a loss, or does arithmetic."""
     return any(
-        isinstance(node, cst.BinaryOperation)
-        or (isinstance(node, cst.Call) and not _is_of_schedule(node))
+        type(node) is cst.BinaryOperation or (type(node) is cst.Call and not _is_of_schedule(node))
         for node in walk(getattr(loop.node, "body", loop.node))
     )
 
@@ -294,7 +293,7 @@ def _graphs_of(function: FunctionModel) -> frozenset[int]:
 
 def _computes_gradients(call: Call, holders: set[int], graphs: frozenset[int]) -> bool:
     name = call.method
-    if isinstance(call.node, cst.Call):
+    if type(call.node) is cst.Call:
         name = name or (dotted_name(call.node.func) or "").rpartition(".")[2]
     if name and ("backward" in name or name == "grad"):
         return True
@@ -321,13 +320,13 @@ def _writes_gradients(function: FunctionModel) -> bool:
         scopes = function.module.scopes
         words, called = 0, 0
         for node in walk(function.scope.node):
-            if isinstance(node, cst.Attribute):
+            if type(node) is cst.Attribute:
                 words += node.attr.value in {"grad", "_grad", "backward", "opt_step"}
-            elif isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+            elif type(node) is cst.Call and type(node.func) is cst.Attribute:
                 # `torch.autograd.grad(...)` returns gradients and writes none.
                 name = scopes.resolve_import(dotted_name(node.func) or "")
                 called += name == "torch.autograd.grad"
-            elif isinstance(node, cst.Expr) and isinstance(node.value, cst.Attribute):
+            elif type(node) is cst.Expr and type(node.value) is cst.Attribute:
                 # `loss.backward`: named, and not called.
                 called += node.value.attr.value == "backward"
         backwards = {
@@ -438,8 +437,8 @@ def _is_made_by_stranger(event: SchedulerStep, function: FunctionModel) -> bool:
     for other in list(function.module.functions()):
         if name not in other.scope.words:
             continue
-        for node in other.scope.nodes:
-            if not isinstance(node, cst.Assign) or not isinstance(node.value, cst.Call):
+        for node in other.scope.nodes_of(cst.Assign):
+            if type(node.value) is not cst.Call:
                 continue
             names = {last_word(known) for known in bound_names(node.targets[0].target)}
             if name not in names:

@@ -49,16 +49,14 @@ class CheckpointCutsGraph(Rule):
         if isinstance(arguments, cst.Module):
             return
         given = [parameter.name.value for parameter in arguments.params.params[1:]]
-        for node in function.scope.nodes:
-            if not isinstance(node, cst.Call):
-                continue
+        for node in function.scope.nodes_of(cst.Call):
             handed = _handed(node, scopes)
             if handed is None:
                 continue
             layer, given_to_it = handed
             called = dotted_name(layer) or ""
             attribute = called.removeprefix(f"{function.scope.first_parameter}.")
-            if given[:1] != [given_to_it.value] if isinstance(given_to_it, cst.Name) else True:
+            if given[:1] != [given_to_it.value] if type(given_to_it) is cst.Name else True:
                 continue
             if not _is_layer(attribute, owner, function):
                 continue
@@ -82,8 +80,8 @@ def _of_frozen_embeddings(function: FunctionModel) -> Iterator[Violation]:
     if not function.module.mentions(b"checkpoint"):
         return
     for node in function.scope.nodes:
-        handed = _handed(node, function.module.scopes) if isinstance(node, cst.Call) else None
-        if handed is None or not isinstance(node, cst.Call):
+        handed = _handed(node, function.module.scopes) if type(node) is cst.Call else None
+        if handed is None or type(node) is not cst.Call:
             continue
         found = frozen_inputs(function, node, handed[1])
         if found is not None:
@@ -125,8 +123,7 @@ def _is_layer(attribute: str, owner: ClassScope, function: FunctionModel) -> boo
         return all_are(module.class_attribute(owner.node.name.value, attribute), Kind.MODULE)
     called = (
         (dotted_name(node.func) or "").removeprefix(f"{method.first_parameter}.")
-        for node in method.nodes
-        if isinstance(node, cst.Call)
+        for node in method.nodes_of(cst.Call)
     )
     return any(
         all_are(module.class_attribute(owner.node.name.value, name), Kind.MODULE)
@@ -164,7 +161,7 @@ def _is_used_by_others(owner: ClassScope, function: FunctionModel) -> bool:
     name = owner.node.name.value
     for other in function.module.scopes.classes.values():
         if other is not owner and any(
-            isinstance(node, cst.Name) and node.value == name
+            type(node) is cst.Name and node.value == name
             for method in other.methods.values()
             for node in method.nodes
         ):

@@ -56,15 +56,15 @@ def _places(
 
 def _embeddings(value: cst.BaseExpression, function: FunctionModel, call: cst.Call) -> set[str]:
     """Return the embeddings whose sum a value is before the first layer; none if it is not."""
-    if isinstance(value, cst.Name):
+    if type(value) is cst.Name:
         sources = sources_of(function.scope).get(value.value) or []
         begins = [source for source in sources if not _goes_on(source, value.value)]
         found = [_embeddings(source, function, call) for source in begins]
         return set().union(*found) if found and all(found) else set()
-    if isinstance(value, cst.BinaryOperation) and isinstance(value.operator, cst.Add):
+    if type(value) is cst.BinaryOperation and type(value.operator) is cst.Add:
         left = _embeddings(value.left, function, call)
         return left | _embeddings(value.right, function, call) if left else left
-    name = dotted_name(value.func) if isinstance(value, cst.Call) else None
+    name = dotted_name(value.func) if type(value) is cst.Call else None
     root, _, attribute = (name or "").partition(".")
     owner = function.scope.owner
     if owner is None or root != function.scope.first_parameter:
@@ -78,7 +78,7 @@ def _embeddings(value: cst.BaseExpression, function: FunctionModel, call: cst.Ca
 
 def _goes_on(source: cst.BaseExpression, name: str) -> bool:
     """Return whether a name is given what is made of its last value."""
-    return any(isinstance(node, cst.Name) and node.value == name for node in walk(source))
+    return any(type(node) is cst.Name and node.value == name for node in walk(source))
 
 
 _HELPERS: Final = frozenset({"enable_input_require_grads", "make_inputs_require_grad"})
@@ -89,7 +89,7 @@ def _asks(module: ModuleModel, embeddings: set[str]) -> bool:
     for function in module.functions():
         for node in function.scope.nodes:
             name = ""
-            if isinstance(node, cst.Call):
+            if type(node) is cst.Call:
                 name = last_word(dotted_name(node.func)) or _method(node)
             if name in _HELPERS:
                 return True
@@ -105,19 +105,19 @@ def _asks(module: ModuleModel, embeddings: set[str]) -> bool:
 
 
 def _method(node: cst.Call) -> str:
-    return node.func.attr.value if isinstance(node.func, cst.Attribute) else ""
+    return node.func.attr.value if type(node.func) is cst.Attribute else ""
 
 
 def _set(node: cst.CSTNode, *, wanted: bool) -> str | None:
     """Return whose ``requires_grad`` a node sets like this, as far as it has a name."""
-    if isinstance(node, cst.Call) and _method(node) == "requires_grad_":
+    if type(node) is cst.Call and _method(node) == "requires_grad_":
         given = next(iter(positional(node)), keyword(node, "requires_grad"))
         value = True if given is None else boolean(given)
-        assert isinstance(node.func, cst.Attribute)
+        assert type(node.func) is cst.Attribute
         return dotted_name(node.func.value) if value is wanted else None
-    if isinstance(node, cst.Assign):
+    if type(node) is cst.Assign:
         target = node.targets[0].target
-        is_flag = isinstance(target, cst.Attribute) and target.attr.value == "requires_grad"
+        is_flag = type(target) is cst.Attribute and target.attr.value == "requires_grad"
         value = boolean(node.value)
         if is_flag and (value is wanted or (value is None and not wanted)):
             return dotted_name(target.value)  # type: ignore[attr-defined]
@@ -127,10 +127,9 @@ def _set(node: cst.CSTNode, *, wanted: bool) -> str | None:
 def _loop_names(function: FunctionModel) -> set[str]:
     return {
         each.value
-        for node in function.scope.nodes
-        if isinstance(node, cst.For)
+        for node in function.scope.nodes_of(cst.For)
         for each in walk(node.target)
-        if isinstance(each, cst.Name)
+        if type(each) is cst.Name
     }
 
 
@@ -143,7 +142,7 @@ def _freezes(module: ModuleModel, embeddings: set[str]) -> Iterator[cst.CSTNode]
             if frozen is None:
                 continue
             for loop in nodes:
-                if isinstance(loop, cst.For) and any(each is node for each in walk(loop.body)):
+                if type(loop) is cst.For and any(each is node for each in walk(loop.body)):
                     frozen = _listed(loop.iter) or frozen
             if "." not in frozen or frozen.partition(".")[2] in embeddings:
                 yield node
@@ -151,5 +150,5 @@ def _freezes(module: ModuleModel, embeddings: set[str]) -> Iterator[cst.CSTNode]
 
 def _listed(over: cst.BaseExpression) -> str | None:
     """Return ``model`` of ``model.parameters()``."""
-    is_list = isinstance(over, cst.Call) and _method(over) in {"parameters", "named_parameters"}
+    is_list = type(over) is cst.Call and _method(over) in {"parameters", "named_parameters"}
     return dotted_name(over.func.value) if is_list else None  # type: ignore[attr-defined]

@@ -90,7 +90,7 @@ def _made_at(lost: LostTerm, function: FunctionModel) -> cst.CSTNode | None:
     told = (id(known) for _, known in detached_objectives(function))
     if not is_added or id(cut) in told or is_hard(cut):
         return None
-    sources = sources_of(function.scope).get(term.value) if isinstance(term, cst.Name) else None
+    sources = sources_of(function.scope).get(term.value) if type(term) is cst.Name else None
     place = sources[0] if sources is not None and len(sources) == 1 else term
     if id(cut) in function.module.unrecorded:
         return place

@@ -85,8 +85,8 @@ def _behind(
     """Return the model of the loss whose output the call is given, detached."""
     for values in call.passed:
         for value in values:
-            cut = value.cut.func if isinstance(value.cut, cst.Call) else None
-            name = dotted_name(cut.value) if isinstance(cut, cst.Attribute) else None
+            cut = value.cut.func if type(value.cut) is cst.Call else None
+            name = dotted_name(cut.value) if type(cut) is cst.Attribute else None
             made = through_all(function.bindings.get(name or "", frozenset())) & reached
             for other in within:
                 if id(other.node) in made and not sites(other.values) & sites(call.values):

@@ -93,7 +93,7 @@ def _left_off(function: FunctionModel) -> Iterator[Violation]:
         event
         for event in function.events()
         if isinstance(event, Call)
-        and isinstance(event.node, cst.Call)
+        and type(event.node) is cst.Call
         and not event.is_used
         and module.scopes.resolve_import(dotted_name(event.node.func) or "")
         == "torch.set_grad_enabled"
@@ -122,7 +122,7 @@ def _left_off(function: FunctionModel) -> Iterator[Violation]:
 
 
 def _turns_off(switch: Call) -> bool:
-    assert isinstance(switch.node, cst.Call)
+    assert type(switch.node) is cst.Call
     return bool(switch.node.args) and boolean(switch.node.args[0].value) is False
 
 

@@ -60,10 +60,10 @@ def _unrecorded(function: FunctionModel) -> Iterator[tuple[cst.CSTNode, cst.CSTN
 
     That is what stands under ``no_grad``, and what a function returns that is decorated so.
     """
-    for node in function.scope.nodes:
-        if isinstance(node, cst.With) and _stops(node):
+    for node in function.scope.nodes_of(cst.With, cst.Assign):
+        if type(node) is cst.With and _stops(node):
             yield from ((inner, node) for inner in walk(node.body))
-        elif isinstance(node, cst.Assign):
+        elif type(node) is cst.Assign:
             called = called_function(node.value, function)
             if called is not None and function.module.function(called).mode is GradMode.DISABLED:
                 yield node, node
@@ -71,13 +71,13 @@ def _unrecorded(function: FunctionModel) -> Iterator[tuple[cst.CSTNode, cst.CSTN
 
 def _stops(region: cst.With) -> bool:
     return any(
-        isinstance(item.item, cst.Call) and last_word(dotted_name(item.item.func)) == "no_grad"
+        type(item.item) is cst.Call and last_word(dotted_name(item.item.func)) == "no_grad"
         for item in region.items
     )
 
 
 def _names(node: cst.CSTNode) -> set[str]:
-    return {each.value for each in walk(node) if isinstance(each, cst.Name)}
+    return {each.value for each in walk(node) if type(each) is cst.Name}
 
 
 def _computed_of(inputs: frozenset[str], nodes: Sequence[cst.CSTNode]) -> set[str]:
@@ -101,9 +101,9 @@ def _is_computed_with(name: str, nodes: Sequence[cst.CSTNode]) -> bool:
     """Return whether a value is an operand, or put beside others: no index, and no mask."""
     for node in nodes:
         operands: list[cst.BaseExpression] = []
-        if isinstance(node, cst.BinaryOperation):
+        if type(node) is cst.BinaryOperation:
             operands = [node.left, node.right]
-        elif isinstance(node, cst.Call) and last_word(dotted_name(node.func)) in _JOINING:
+        elif type(node) is cst.Call and last_word(dotted_name(node.func)) in _JOINING:
             operands = [
                 element.value
                 for value in positional(node)[:1]
@@ -149,9 +149,9 @@ def _derivatives(function: FunctionModel) -> Iterator[_Derivative]:
     if "grad" not in function.scope.words:
         return
     for node in function.scope.nodes:
-        name = dotted_name(node.func) if isinstance(node, cst.Call) else None
+        name = dotted_name(node.func) if type(node) is cst.Call else None
         resolved = function.module.scopes.resolve_import(name or "")
-        if isinstance(node, cst.Call) and resolved == "torch.autograd.grad":
+        if type(node) is cst.Call and resolved == "torch.autograd.grad":
             by = keyword(node, "inputs") or next(iter(positional(node)[1:2]), None)
             if by is not None:
                 yield from _given(_names(by), node, function)
@@ -161,14 +161,13 @@ def _given(names: set[str], node: cst.Call, function: FunctionModel) -> Iterator
     """Yield the functions that are given one of these names, but for what makes it."""
     making = {
         id(inner)
-        for each in function.scope.nodes
-        for target, value in assigned_pairs(each)
+        for target, value in function.scope.assignments
         if names & set(bound_names(target))
         for inner in walk(value)
     }
     for event in function.events():
         call = event.node
-        if not isinstance(event, (Call, Forward)) or not isinstance(call, cst.Call):
+        if not isinstance(event, (Call, Forward)) or type(call) is not cst.Call:
             continue
         given = [each for each in call.args if dotted_name(each.value) in names]
         if not given or id(call) in making:

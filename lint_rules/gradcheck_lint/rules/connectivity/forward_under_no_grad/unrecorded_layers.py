@@ -10,7 +10,7 @@ import libcst as cst
 from gradcheck_lint.analyses.layers import kind_of
 from gradcheck_lint.model.flow import GradMode
 from gradcheck_lint.model.grad_mode import unrecorded_by_with
-from gradcheck_lint.model.syntax import assigned_pairs, dotted_name
+from gradcheck_lint.model.syntax import dotted_name
 from gradcheck_lint.rules._rule import Violation
 from gradcheck_suite.severity import Severity
 
@@ -71,8 +71,7 @@ def _made_layers(maker: FunctionModel) -> set[str]:
     first = maker.scope.first_parameter
     return {
         name.partition(".")[2]
-        for node in maker.scope.nodes
-        for target, value in assigned_pairs(node)
+        for target, value in maker.scope.assignments
         if (name := dotted_name(target) or "").startswith(f"{first}.")
         and name.count(".") == 1
         and _is_of_torch(value, maker)
@@ -81,7 +80,7 @@ def _made_layers(maker: FunctionModel) -> set[str]:
 
 
 def _is_of_torch(value: cst.BaseExpression, maker: FunctionModel) -> bool:
-    name = dotted_name(value.func) if isinstance(value, cst.Call) else None
+    name = dotted_name(value.func) if type(value) is cst.Call else None
     return (maker.module.scopes.resolve_import(name or "") or "").startswith("torch.nn.")
 
 
@@ -91,12 +90,11 @@ def _calls(methods: list[FunctionScope], module: ModuleModel) -> list[tuple[str,
     for method in methods:
         unrecorded = unrecorded_by_with(method.nodes, module.scopes)
         is_off = module.function(method).mode is GradMode.DISABLED
-        for node in method.nodes:
-            if isinstance(node, cst.Call):
-                name = dotted_name(node.func) or ""
-                owner, _, attribute = name.partition(".")
-                if owner == method.first_parameter and attribute:
-                    found.append((attribute, node, not (is_off or id(node) in unrecorded)))
+        for node in method.nodes_of(cst.Call):
+            name = dotted_name(node.func) or ""
+            owner, _, attribute = name.partition(".")
+            if owner == method.first_parameter and attribute:
+                found.append((attribute, node, not (is_off or id(node) in unrecorded)))
     return found
 
 
@@ -111,8 +109,8 @@ def _frozen(methods: list[FunctionScope]) -> set[str]:
         if not {"requires_grad", "requires_grad_"} & method.words:
             continue
         first = method.first_parameter
-        for node in method.nodes:
-            if not isinstance(node, cst.Attribute) or node.attr.value not in _FREEZING:
+        for node in method.nodes_of(cst.Attribute):
+            if node.attr.value not in _FREEZING:
                 continue
             name = dotted_name(node.value) or ""
             if name == first:
@@ -136,7 +134,7 @@ def _is_used_otherwise(
     mentions = 0
     for function in maker.module.functions():
         for node in function.scope.nodes_with_lambdas:
-            if isinstance(node, cst.Attribute) and node.attr.value == name:
+            if type(node) is cst.Attribute and node.attr.value == name:
                 mentions += id(node) not in called
     # One is where it is made.
     return mentions > 1

@@ -117,26 +117,25 @@ class _Place(NamedTuple):
 
 def _held_in_eval(function: FunctionModel) -> Iterator[tuple[cst.Call, str]]:
     """Yield each ``eval()`` of batch norm alone or of a frozen part, and what it is a part of."""
-    loops = [node for node in function.scope.nodes if isinstance(node, cst.For)]
-    for loop in loops:
-        modules = loop.iter.func if isinstance(loop.iter, cst.Call) else None
-        if isinstance(modules, cst.Attribute) and modules.attr.value in {"modules", "children"}:
+    for loop in function.scope.nodes_of(cst.For):
+        modules = loop.iter.func if type(loop.iter) is cst.Call else None
+        if type(modules) is cst.Attribute and modules.attr.value in {"modules", "children"}:
             for test in walk(loop.body):
-                if isinstance(test, cst.If) and "BatchNorm" in function.module.text(test.test):
+                if type(test) is cst.If and "BatchNorm" in function.module.text(test.test):
                     for call in walk(test.body):
                         if switches(call) is False:
                             yield call, dotted_name(modules.value) or ""  # type: ignore[misc]
     frozen = {
         dotted_name(loop.iter.func.value)
-        for loop in loops
-        if isinstance(loop.iter, cst.Call)
-        and isinstance(loop.iter.func, cst.Attribute)
+        for loop in function.scope.nodes_of(cst.For)
+        if type(loop.iter) is cst.Call
+        and type(loop.iter.func) is cst.Attribute
         and loop.iter.func.attr.value == "parameters"
         and "requires_grad" in function.module.code(loop.body)
     }
-    for call in function.scope.nodes:
-        if isinstance(call, cst.Call) and switches(call) is False:
-            assert isinstance(call.func, cst.Attribute)
+    for call in function.scope.nodes_of(cst.Call):
+        if switches(call) is False:
+            assert type(call.func) is cst.Attribute
             name = dotted_name(call.func.value)
             if name in frozen and name is not None and "." in name:
                 yield call, name
@@ -152,10 +151,10 @@ def _places(function: FunctionModel, call: cst.Call, part: str) -> Iterator[_Pla
     name = scope.name.rpartition(".")[2]
     for other in function.module.functions():
         for node in other.scope.nodes_with_lambdas:
-            if isinstance(node, cst.Call) and last_word(dotted_name(node.func)) == name:
+            if type(node) is cst.Call and last_word(dotted_name(node.func)) == name:
                 is_own = scope.owner is not None and root == scope.first_parameter
                 given = positional(node)
-                target = node.func.value if isinstance(node.func, cst.Attribute) else None
+                target = node.func.value if type(node.func) is cst.Attribute else None
                 model = target if is_own else given[0] if given else None
                 if dotted_name(model) is not None:
                     yield _Place(other, node, dotted_name(model) or "")
@@ -174,8 +173,8 @@ def _undone_by(function: FunctionModel, place: _Place) -> cst.Call | None:
         for index, node in enumerate(nodes):
             if switches(node) is not True:
                 continue
-            assert isinstance(node, cst.Call)
-            assert isinstance(node.func, cst.Attribute)
+            assert type(node) is cst.Call
+            assert type(node.func) is cst.Attribute
             model = dotted_name(node.func.value) or ""
             if any(_is_part_in_eval(later, model) for later in nodes[index:]):
                 return None
@@ -195,8 +194,8 @@ def _is_part_in_eval(node: cst.CSTNode, model: str) -> bool:
     """Return whether a part of a model, or something that is not known, is put in eval mode."""
     if switches(node) is not False:
         return False
-    assert isinstance(node, cst.Call)
-    assert isinstance(node.func, cst.Attribute)
+    assert type(node) is cst.Call
+    assert type(node.func) is cst.Attribute
     name = dotted_name(node.func.value) or ""
     return name.startswith(f"{model}.") or name != model
 

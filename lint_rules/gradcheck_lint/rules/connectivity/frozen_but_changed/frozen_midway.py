@@ -54,7 +54,7 @@ _DROPS: Final = re.compile(rb"grad\s*=\s*None|set_to_none\s*=\s*True|del \w+\.gr
 
 def _calls(module: ModuleModel) -> Iterator[cst.Call]:
     for scope in module.scopes.functions:
-        yield from (node for node in scope.nodes if isinstance(node, cst.Call))
+        yield from (node for node in scope.nodes_of(cst.Call))
 
 
 def _keeps_tensors(call: cst.Call) -> bool:
@@ -70,7 +70,7 @@ def _moves_all(call: cst.Call, module: ModuleModel) -> bool:
     if not module.makes_optimizer(call):
         return False
     given = next(iter(positional(call)), None)
-    called = dotted_name(given.func) if isinstance(given, cst.Call) and not given.args else None
+    called = dotted_name(given.func) if type(given) is cst.Call and not given.args else None
     moves = any(
         (value := keyword(call, name)) is not None and module.text(value) not in {"0", "0.0"}
         for name in ("weight_decay", "momentum")
@@ -101,4 +101,4 @@ def _makes_anew(event: Event, function: FunctionModel) -> bool:
         return False
     if event.function is None:
         return function.module.makes_optimizer(event.node)
-    return any(map(function.module.makes_optimizer, event.function.nodes))
+    return any(map(function.module.makes_optimizer, event.function.nodes_of(cst.Call)))

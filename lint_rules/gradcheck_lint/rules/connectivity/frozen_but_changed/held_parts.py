@@ -28,7 +28,7 @@ __all__ = ["held_parts", "switches", "undone_for"]
 
 def switches(node: cst.CSTNode) -> bool | None:
     """Return True for ``x.train()``, False for ``x.eval()``, None for anything else."""
-    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+    if type(node) is not cst.Call or type(node.func) is not cst.Attribute:
         return None
     if node.func.attr.value == "eval" and not node.args:
         return False
@@ -57,20 +57,20 @@ def _named_values(node: cst.CSTNode) -> Iterator[tuple[str, cst.BaseExpression]]
     """Yield what is called on a thing or given a name, with the thing's name."""
     for target, value in assigned_pairs(node):
         yield dotted_name(target) or "", value
-    if isinstance(node, cst.Expr) and (chain := [*_chain(node.value)]):
-        assert isinstance(chain[-1].func, cst.Attribute)
+    if type(node) is cst.Expr and (chain := [*_chain(node.value)]):
+        assert type(chain[-1].func) is cst.Attribute
         yield dotted_name(chain[-1].func.value) or "", node.value
 
 
 def _chain(value: cst.BaseExpression) -> Iterator[cst.Call]:
     """Yield the calls of ``teacher.eval().requires_grad_(False)``, the last one first."""
-    while isinstance(value, cst.Call) and isinstance(value.func, cst.Attribute):
+    while type(value) is cst.Call and type(value.func) is cst.Attribute:
         yield value
         value = value.func.value
 
 
 def _freezes(call: cst.Call) -> bool:
-    assert isinstance(call.func, cst.Attribute)
+    assert type(call.func) is cst.Attribute
     given = positional(call) or [argument.value for argument in call.args]
     is_off = bool(given) and boolean(given[0]) is False
     return call.func.attr.value == "requires_grad_" and is_off
@@ -78,13 +78,13 @@ def _freezes(call: cst.Call) -> bool:
 
 def _frozen(function: FunctionModel) -> Iterator[str]:
     """Yield what a function freezes, by a call or by a loop over its parameters."""
-    for node in function.scope.nodes:
-        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and _freezes(node):
+    for node in function.scope.nodes_of(cst.Call, cst.For):
+        if type(node) is cst.Call and type(node.func) is cst.Attribute and _freezes(node):
             root = [*_chain(node)][-1].func
             yield dotted_name(root.value) or ""  # type: ignore[attr-defined]
-        elif isinstance(node, cst.For) and isinstance(node.iter, cst.Call):
+        elif type(node) is cst.For and type(node.iter) is cst.Call:
             over = node.iter.func
-            is_over = isinstance(over, cst.Attribute) and over.attr.value == "parameters"
+            is_over = type(over) is cst.Attribute and over.attr.value == "parameters"
             if is_over and "requires_grad" in function.module.code(node.body):
                 yield dotted_name(over.value) or ""  # type: ignore[attr-defined]
 
@@ -100,8 +100,8 @@ def undone_for(function: FunctionModel, part: str) -> cst.Call | None:
         for node in other.scope.nodes:
             if switches(node) is None:
                 continue
-            assert isinstance(node, cst.Call)
-            assert isinstance(node.func, cst.Attribute)
+            assert type(node) is cst.Call
+            assert type(node.func) is cst.Attribute
             switched = last_word(dotted_name(node.func.value))
             if switches(node) is False and other.scope is not function.scope and switched == name:
                 return None
@@ -122,22 +122,20 @@ def _names_of(owner: ClassScope, module: ModuleModel) -> set[str]:
     """
     made: set[str] = set()
     for function in module.functions():
-        for node in function.scope.nodes:
-            for target, value in assigned_pairs(node):
-                if any(_makes(each, owner) for each in [value, *_chain(value)]):
-                    made.add(last_word(dotted_name(target)))
+        for target, value in function.scope.assignments:
+            if any(_makes(each, owner) for each in [value, *_chain(value)]):
+                made.add(last_word(dotted_name(target)))
     handed: set[str] = set()
     for function in module.functions():
-        for node in function.scope.nodes:
-            if isinstance(node, cst.Call):
-                handed.update(_parameters_given(node, made, owner, function))
+        for node in function.scope.nodes_of(cst.Call):
+            handed.update(_parameters_given(node, made, owner, function))
     return (made | handed) - {""}
 
 
 def _makes(node: cst.BaseExpression, owner: ClassScope) -> bool:
-    while isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+    while type(node) is cst.Call and type(node.func) is cst.Attribute:
         node = node.func.value
-    return isinstance(node, cst.Call) and dotted_name(node.func) == owner.node.name.value
+    return type(node) is cst.Call and dotted_name(node.func) == owner.node.name.value
 
 
 def _parameters_given(

@@ -53,13 +53,13 @@ _WORDS: Final = frozenset({"grad", "register_hook"})
 def _masks(function: FunctionModel) -> Iterator[cst.CSTNode]:
     """Yield what sets a part of a gradient to zero."""
     for node in function.scope.nodes:
-        if isinstance(node, cst.Assign):
+        if type(node) is cst.Assign:
             is_mask = any(_masks_target(each.target, node.value, function) for each in node.targets)
-        elif isinstance(node, cst.AugAssign):
-            is_product = isinstance(node.operator, cst.MultiplyAssign)
+        elif type(node) is cst.AugAssign:
+            is_product = type(node.operator) is cst.MultiplyAssign
             is_mask = is_product and _is_gradient(node.target, function) and _names_mask(node.value)
         else:
-            is_mask = isinstance(node, cst.Call) and _masks_by_call(node, function)
+            is_mask = type(node) is cst.Call and _masks_by_call(node, function)
         if is_mask:
             yield node
 
@@ -68,19 +68,19 @@ def _masks_target(
     target: cst.BaseExpression, value: cst.BaseExpression, function: FunctionModel
 ) -> bool:
     """Return whether this is ``p.grad[rows] = 0`` or ``p.grad = p.grad * mask``."""
-    if isinstance(target, cst.Subscript):
+    if type(target) is cst.Subscript:
         return _is_masking(target) and _is_zero(value) and _is_gradient(target.value, function)
     return _is_gradient(target, function) and _multiplies_by_mask(value)
 
 
 def _masks_by_call(node: cst.Call, function: FunctionModel) -> bool:
     """Return whether a method writes zeros into a gradient, or a hook does."""
-    if not isinstance(node.func, cst.Attribute):
+    if type(node.func) is not cst.Attribute:
         return False
     method, owner, given = node.func.attr.value, node.func.value, positional(node)
     if method == "register_hook":
         return bool(given) and _hook_masks(given[0], function)
-    if method == "zero_" and isinstance(owner, cst.Subscript):
+    if method == "zero_" and type(owner) is cst.Subscript:
         return _is_masking(owner) and _is_gradient(owner.value, function)
     if method not in _MASKING or not given or not _is_gradient(owner, function):
         return False
@@ -95,7 +95,7 @@ def _is_gradient(node: cst.BaseExpression, function: FunctionModel) -> bool:
     name = dotted_name(node)
     if name is None:
         return (
-            isinstance(node, cst.Attribute)
+            type(node) is cst.Attribute
             and node.attr.value in {"grad", "data"}
             and (node.attr.value == "grad" or _is_gradient(node.value, function))
         )
@@ -105,7 +105,7 @@ def _is_gradient(node: cst.BaseExpression, function: FunctionModel) -> bool:
     sources = sources_of(function.scope).get(name) or ()
     return (
         len(sources) == 1
-        and not isinstance(sources[0], cst.Name)
+        and type(sources[0]) is not cst.Name
         and _is_gradient(sources[0], function)
     )
 
@@ -113,19 +113,19 @@ def _is_gradient(node: cst.BaseExpression, function: FunctionModel) -> bool:
 def _is_masking(target: cst.Subscript) -> bool:
     """Return whether an index takes rows by a mask or a slice, and not one by one in a loop."""
     first = target.slice[0].slice
-    if isinstance(first, cst.Slice):
+    if type(first) is cst.Slice:
         return first.lower is not None or first.upper is not None
-    value = first.value if isinstance(first, cst.Index) else None
-    return integer(value) is None and not isinstance(value, cst.Ellipsis)
+    value = first.value if type(first) is cst.Index else None
+    return integer(value) is None and type(value) is not cst.Ellipsis
 
 
 def _is_zero(node: cst.BaseExpression) -> bool:
     if number(node) == 0:
         return True
-    if not isinstance(node, cst.Call):
+    if type(node) is not cst.Call:
         return False
     name = last_word(dotted_name(node.func))
-    method = node.func.attr.value if isinstance(node.func, cst.Attribute) else name
+    method = node.func.attr.value if type(node.func) is cst.Attribute else name
     return method in {"zeros_like", "zero_"} or (
         method == "fill_" and bool(node.args) and number(node.args[0].value) == 0
     )
@@ -134,41 +134,36 @@ def _is_zero(node: cst.BaseExpression) -> bool:
 def _names_mask(node: cst.BaseExpression) -> bool:
     """Return whether a factor goes by the name of a mask."""
     return any(
-        isinstance(each, cst.Name)
-        and ("mask" in each.value.lower() or "keep" in each.value.lower())
+        type(each) is cst.Name and ("mask" in each.value.lower() or "keep" in each.value.lower())
         for each in walk(node)
     )
 
 
 def _multiplies_by_mask(node: cst.BaseExpression) -> bool:
-    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
+    if type(node) is cst.BinaryOperation and type(node.operator) is cst.Multiply:
         return _names_mask(node)
-    is_call = isinstance(node, cst.Call)
+    is_call = type(node) is cst.Call
     name = last_word(dotted_name(node.func)) if is_call else ""  # type: ignore[attr-defined]
     return name == "where" or (name in {"masked_fill", "mul"} and _names_mask(node))
 
 
 def _hook_masks(hook: cst.BaseExpression, function: FunctionModel) -> bool:
     """Return whether a hook of a tensor returns its gradient with some of it set to zero."""
-    if isinstance(hook, cst.Lambda):
+    if type(hook) is cst.Lambda:
         return _multiplies_by_mask(hook.body)
     scope = function.scope.nested.get(
         dotted_name(hook) or ""
     ) or function.module.scopes.top.nested.get(dotted_name(hook) or "")
-    if scope is None or not isinstance(scope.node, cst.FunctionDef):
+    if scope is None or type(scope.node) is not cst.FunctionDef:
         return False
     own = scope.first_parameter
     names = {own, *_copies_of(own or "", function.module.function(scope))}
-    for node in scope.nodes:
-        if isinstance(node, cst.Assign) and isinstance(node.targets[0].target, cst.Subscript):
+    for node in scope.nodes_of(cst.Assign, cst.Return):
+        if type(node) is cst.Assign and type(node.targets[0].target) is cst.Subscript:
             target = node.targets[0].target
             if dotted_name(target.value) in names and _is_zero(node.value) and _is_masking(target):
                 return True
-        if (
-            isinstance(node, cst.Return)
-            and node.value is not None
-            and _multiplies_by_mask(node.value)
-        ):
+        if type(node) is cst.Return and node.value is not None and _multiplies_by_mask(node.value):
             return True
     return False
 
@@ -176,8 +171,8 @@ def _hook_masks(hook: cst.BaseExpression, function: FunctionModel) -> bool:
 def _copies_of(name: str, function: FunctionModel) -> Iterator[str]:
     for other, sources in sources_of(function.scope).items():
         for source in sources or ():
-            called = source.func if isinstance(source, cst.Call) else None
-            is_copy = isinstance(called, cst.Attribute) and called.attr.value == "clone"
+            called = source.func if type(source) is cst.Call else None
+            is_copy = type(called) is cst.Attribute and called.attr.value == "clone"
             if is_copy and dotted_name(called.value) == name:  # type: ignore[union-attr]
                 yield other
 
@@ -210,8 +205,8 @@ def _nearest_optimizers(function: FunctionModel) -> list[tuple[FunctionModel, cs
     made = [
         (maker, node)
         for maker in module.functions()
-        for node in maker.scope.nodes
-        if isinstance(node, cst.Call) and module.makes_optimizer(node)
+        for node in maker.scope.nodes_of(cst.Call)
+        if module.makes_optimizer(node)
     ]
     own = [each for each in made if each[0].scope is scope]
     beside = [

@@ -57,9 +57,7 @@ class FrozenParameter(Rule):
             )
         if "startswith" not in function.scope.words:
             return
-        for node in function.scope.nodes:
-            if type(node) is not cst.If:
-                continue
+        for node in function.scope.nodes_of(cst.If):
             for inner in walk(node.test):
                 pattern = _pattern(inner)
                 if pattern is not None and _freezes(node.body):
@@ -137,7 +135,7 @@ def _frozen_by_callee(function: FunctionModel, call: Call) -> Iterator[_Frozen]:
     callee = function.module.function(call.function)
     if call.referenced:
         return
-    if not isinstance(call.node, cst.Call) or not isinstance(callee.scope.node, cst.FunctionDef):
+    if type(call.node) is not cst.Call or type(callee.scope.node) is not cst.FunctionDef:
         return
     events = list(callee.events())
     nodes = list(walk(callee.scope.node))
@@ -156,7 +154,7 @@ def _frozen_by_callee(function: FunctionModel, call: Call) -> Iterator[_Frozen]:
 
 def _models_of(freeze: Freeze) -> frozenset[int]:
     """Return what is frozen: a model itself, or that whose parameters a loop goes through."""
-    is_model = isinstance(freeze.node, cst.Call) and not freeze.loops
+    is_model = type(freeze.node) is cst.Call and not freeze.loops
     return sites(freeze.values) if is_model else held_by(freeze.values)
 
 
@@ -167,21 +165,21 @@ _THAWS: Final = re.compile(
 
 def _frozen_as_a_whole(freeze: Freeze, events: list[Event], nodes: list[cst.CSTNode]) -> str | None:
     """Return the name of the model that is frozen with everything in it."""
-    if isinstance(freeze.node, cst.Call) and not freeze.loops:
+    if type(freeze.node) is cst.Call and not freeze.loops:
         func = freeze.node.func
         is_model = all_are(freeze.values, Kind.MODULE, Kind.INSTANCE, Kind.UNKNOWN)
-        return dotted_name(func.value) if isinstance(func, cst.Attribute) and is_model else None
+        return dotted_name(func.value) if type(func) is cst.Attribute and is_model else None
     if len(freeze.loops) != 1 or any(
         isinstance(event, Jump) and event.loops == freeze.loops for event in events
     ):
         return None
     loop = next((node for node in nodes if id(node) == freeze.loops[0]), None)
-    return _whose_parameters(loop.iter) if isinstance(loop, cst.For) else None
+    return _whose_parameters(loop.iter) if type(loop) is cst.For else None
 
 
 def _whose_parameters(node: cst.BaseExpression) -> str | None:
     """Return ``model`` of ``model.parameters()``."""
-    if not isinstance(node, cst.Call) or node.args or not isinstance(node.func, cst.Attribute):
+    if type(node) is not cst.Call or node.args or type(node.func) is not cst.Attribute:
         return None
     if node.func.attr.value not in {"parameters", "named_parameters"}:
         return None
@@ -206,7 +204,7 @@ def _may_change(frozen: _Frozen, later: list[cst.CSTNode], events: list[Event]) 
 
 
 def _paths(target: cst.BaseExpression) -> list[str]:
-    while isinstance(target, cst.Subscript):
+    while type(target) is cst.Subscript:
         target = target.value
     return list(bound_names(target))
 
@@ -241,7 +239,7 @@ def _is_replaced(function: FunctionModel, attribute: str) -> bool:
 
 def _owned(node: cst.CSTNode | None) -> str | None:
     """Return ``model`` or ``model.head`` of an optimizer of its ``parameters()``."""
-    if not isinstance(node, cst.Call):
+    if type(node) is not cst.Call:
         return None
     handed = positional(node)
     owned = handed[0] if handed else keyword(node, "params")
@@ -258,25 +256,25 @@ _ENDS_IN_NUMBER = re.compile(r"\.\d+$")
 
 def _freezes(body: cst.BaseSuite) -> bool:
     for node in walk(body):
-        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+        if type(node) is cst.Call and type(node.func) is cst.Attribute:
             handed = positional(node)
             if node.func.attr.value == "requires_grad_" and handed and boolean(handed[0]) is False:
                 return True
-        if isinstance(node, cst.Assign) and boolean(node.value) is False:
+        if type(node) is cst.Assign and boolean(node.value) is False:
             target = node.targets[0].target
-            if isinstance(target, cst.Attribute) and target.attr.value == "requires_grad":
+            if type(target) is cst.Attribute and target.attr.value == "requires_grad":
                 return True
     return False
 
 
 def _pattern(node: cst.CSTNode) -> str | None:
     """Return the first pattern of ``startswith`` that ends in a number."""
-    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+    if type(node) is not cst.Call or type(node.func) is not cst.Attribute:
         return None
     if node.func.attr.value != "startswith":
         return None
     for inner in walk(node):
-        if isinstance(inner, cst.SimpleString):
+        if type(inner) is cst.SimpleString:
             text = inner.evaluated_value
             if isinstance(text, str) and _ENDS_IN_NUMBER.search(text):
                 return text

@@ -66,25 +66,25 @@ def decided_again(function: FunctionModel) -> Iterator[Violation]:
 
 def _names(rule: cst.BaseExpression) -> frozenset[str]:
     """Return the texts that a rule looks for in the names of parameters."""
-    return frozenset(node.value for node in walk(rule) if isinstance(node, cst.SimpleString))
+    return frozenset(node.value for node in walk(rule) if type(node) is cst.SimpleString)
 
 
 def _decisions(function: FunctionModel) -> Iterator[_Decision]:
     """Yield the decisions in the statements of a body that run whenever it does."""
     node = function.scope.node
     for statement in node.body if isinstance(node, cst.Module) else node.body.body:
-        if isinstance(statement, cst.For):
+        if type(statement) is cst.For:
             made = _decided_in(statement)
             if made is not None:
                 yield _Decision(statement, *made)
-        elif isinstance(statement, cst.SimpleStatementLine):
+        elif type(statement) is cst.SimpleStatementLine:
             yield from _by_calls(statement, function)
 
 
 def _by_calls(statement: cst.SimpleStatementLine, function: FunctionModel) -> Iterator[_Decision]:
     for node in walk(statement):
-        called = called_function(node, function) if isinstance(node, cst.Call) else None
-        if called is None or not isinstance(node, cst.Call) or called.words.isdisjoint(_FLAG):
+        called = called_function(node, function) if type(node) is cst.Call else None
+        if called is None or type(node) is not cst.Call or called.words.isdisjoint(_FLAG):
             continue
         for path, rule in _decided_by(called):
             given = dotted_name(argument_for(path, node, called))
@@ -97,9 +97,9 @@ _FLAG = frozenset({"requires_grad", "requires_grad_"})
 
 def _decided_by(called: FunctionScope) -> Iterator[tuple[str, cst.BaseExpression]]:
     """Yield the parameters of a function for all of whose parameters it decides."""
-    assert isinstance(called.node, cst.FunctionDef)
+    assert type(called.node) is cst.FunctionDef
     for node in called.node.body.body:
-        made = _decided_in(node) if isinstance(node, cst.For) else None
+        made = _decided_in(node) if type(node) is cst.For else None
         if made is not None:
             yield made
 
@@ -107,7 +107,7 @@ def _decided_by(called: FunctionScope) -> Iterator[tuple[str, cst.BaseExpression
 def _decided_in(loop: cst.For) -> tuple[str, cst.BaseExpression] | None:
     """Return the model, and the rule, of a loop that sets ``requires_grad`` in each turn."""
     over = loop.iter
-    if not isinstance(over, cst.Call) or over.args or not isinstance(over.func, cst.Attribute):
+    if type(over) is not cst.Call or over.args or type(over.func) is not cst.Attribute:
         return None
     path = dotted_name(over.func.value)
     if over.func.attr.value not in {"parameters", "named_parameters"} or path is None:
@@ -124,16 +124,15 @@ def _decided_in(loop: cst.For) -> tuple[str, cst.BaseExpression] | None:
 def _rule_of(statement: cst.BaseSmallStatement) -> cst.BaseExpression | None:
     """Return what ``requires_grad`` is set to."""
     target, value = assigned_once(statement)
-    if isinstance(target, cst.Attribute) and target.attr.value == "requires_grad":
+    if type(target) is cst.Attribute and target.attr.value == "requires_grad":
         return value
-    call = statement.value if isinstance(statement, cst.Expr) else None
-    if isinstance(call, cst.Call) and isinstance(call.func, cst.Attribute) and len(call.args) == 1:
+    call = statement.value if type(statement) is cst.Expr else None
+    if type(call) is cst.Call and type(call.func) is cst.Attribute and len(call.args) == 1:
         return call.args[0].value if call.func.attr.value == "requires_grad_" else None
     return None
 
 
 def _reads_flag(rule: cst.BaseExpression) -> bool:
     return any(
-        isinstance(node, cst.Attribute) and node.attr.value == "requires_grad"
-        for node in walk(rule)
+        type(node) is cst.Attribute and node.attr.value == "requires_grad" for node in walk(rule)
     )

@@ -76,11 +76,11 @@ def _around(function: FunctionModel) -> list[FunctionModel]:
 def _toggles(function: FunctionModel) -> Iterator[_Toggle]:
     own = {parameter for parameter in function.scope.parameters if parameter != "self"}
     for node in function.scope.nodes:
-        if isinstance(node, cst.For):
+        if type(node) is cst.For:
             yield from _by_loop(node, function)
-        if not isinstance(node, cst.Call):
+        if type(node) is not cst.Call:
             continue
-        if isinstance(node.func, cst.Attribute) and node.func.attr.value == "requires_grad_":
+        if type(node.func) is cst.Attribute and node.func.attr.value == "requires_grad_":
             path = dotted_name(node.func.value)
             given = positional(node)
             trains = boolean(given[0]) if given else True
@@ -103,7 +103,7 @@ def _toggles(function: FunctionModel) -> Iterator[_Toggle]:
 def _by_loop(node: cst.For, function: FunctionModel) -> Iterator[_Toggle]:
     """Yield what ``for p in network.parameters(): p.requires_grad = False`` does."""
     over = node.iter
-    if not isinstance(over, cst.Call) or not isinstance(over.func, cst.Attribute):
+    if type(over) is not cst.Call or type(over.func) is not cst.Attribute:
         return
     if over.func.attr.value != "parameters":
         return
@@ -112,7 +112,7 @@ def _by_loop(node: cst.For, function: FunctionModel) -> Iterator[_Toggle]:
         return
     for inner in walk(node.body):
         target, value = assigned_once(inner)
-        if isinstance(target, cst.Attribute) and target.attr.value == "requires_grad":
+        if type(target) is cst.Attribute and target.attr.value == "requires_grad":
             yield _Toggle(node, boolean(value), frozenset({path}))
 
 
@@ -122,7 +122,7 @@ def _sets_from_parameter(scope: FunctionScope) -> bool:
         return False
     for node in scope.nodes:
         target, value = assigned_once(node)
-        if isinstance(target, cst.Attribute) and target.attr.value == "requires_grad":
+        if type(target) is cst.Attribute and target.attr.value == "requires_grad":
             return dotted_name(value) in scope.parameters
         given = _flag_given(node)
         if given is not None:
@@ -132,7 +132,7 @@ def _sets_from_parameter(scope: FunctionScope) -> bool:
 
 def _flag_given(node: cst.CSTNode) -> cst.BaseExpression | None:
     """Return what ``requires_grad_`` is called with."""
-    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+    if type(node) is not cst.Call or type(node.func) is not cst.Attribute:
         return None
     if node.func.attr.value != "requires_grad_" or not node.args:
         return None
@@ -170,7 +170,7 @@ def _assigned(function: FunctionModel, name: str) -> Sequence[cst.BaseExpression
 def _is_optimized(function: FunctionModel, network: str) -> bool:
     """Tell whether an optimizer is made of a network, or of a list that has it."""
     for known in _around(function):
-        for node in known.scope.nodes:
+        for node in known.scope.nodes_of(cst.Call):
             if function.module.makes_optimizer(node):
                 named = {dotted_name(inner) for inner in walk(node)}
                 lists = (_networks(value, function) for value in _lists_in(node, function))

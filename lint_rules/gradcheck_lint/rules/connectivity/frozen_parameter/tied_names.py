@@ -43,12 +43,12 @@ def tied_names(function: FunctionModel) -> Iterator[TiedName]:
 
 def _sets_by_name(node: cst.CSTNode) -> bool:
     """Return whether this is a loop over named parameters that sets ``requires_grad``."""
-    if not isinstance(node, cst.For) or not isinstance(node.iter, cst.Call):
+    if type(node) is not cst.For or type(node.iter) is not cst.Call:
         return False
     called = node.iter.func
-    is_named = isinstance(called, cst.Attribute) and called.attr.value == "named_parameters"
+    is_named = type(called) is cst.Attribute and called.attr.value == "named_parameters"
     return is_named and any(
-        isinstance(each, cst.Name) and each.value in {"requires_grad", "requires_grad_"}
+        type(each) is cst.Name and each.value in {"requires_grad", "requires_grad_"}
         for each in walk(node.body)
     )
 
@@ -59,7 +59,7 @@ def _literals(module: ModuleModel) -> frozenset[str]:
         module.memo["strings"] = frozenset(
             text
             for node in walk(module.tree)
-            if isinstance(node, cst.SimpleString) and (text := plain_string(node)) is not None
+            if type(node) is cst.SimpleString and (text := plain_string(node)) is not None
         )
     found: frozenset[str] = module.memo["strings"]
     return found
@@ -75,7 +75,7 @@ def _ties(module: ModuleModel) -> list[tuple[str, str, cst.CSTNode]]:
 
 def _find_ties(module: ModuleModel) -> Iterator[tuple[str, str, cst.CSTNode]]:
     for function in module.functions():
-        for node in function.scope.nodes:
+        for node in function.scope.nodes_of(cst.Assign, cst.AnnAssign):
             for target, value in assigned_pairs(node):
                 one, other = _part(target, function), _part(value, function)
                 if one is None or other is None or one == other:

@@ -186,7 +186,7 @@ _COPIES = frozenset({"tensor", "FloatTensor", "Tensor", "from_numpy"})
 
 def _copies_computed(node: cst.CSTNode) -> bool:
     """Tell whether this is `torch.tensor(...)` of something that a model computed."""
-    if not isinstance(node, cst.Call):
+    if type(node) is not cst.Call:
         return False
     last = (dotted_name(node.func) or "").rpartition(".")[2]
     return last in _COPIES and bool(positional(node))

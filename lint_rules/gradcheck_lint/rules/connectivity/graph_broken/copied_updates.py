@@ -51,14 +51,13 @@ def copied_updates(function: FunctionModel) -> Iterator[tuple[cst.CSTNode, cst.C
 
 def _derivatives(function: FunctionModel) -> Iterator[tuple[cst.CSTNode, set[str]]]:
     """Yield each ``autograd.grad`` whose result has a graph, and the names of that."""
-    for node in function.scope.nodes:
-        for target, value in assigned_pairs(node):
-            called = dotted_name(value.func) if isinstance(value, cst.Call) else None
-            resolved = function.module.scopes.resolve_import(called or "")
-            if isinstance(value, cst.Call) and resolved == "torch.autograd.grad":
-                asked = keyword(value, "create_graph")
-                if asked is not None and boolean(asked) is not False:
-                    yield value, set(bound_names(target))
+    for target, value in function.scope.assignments:
+        called = dotted_name(value.func) if type(value) is cst.Call else None
+        resolved = function.module.scopes.resolve_import(called or "")
+        if type(value) is cst.Call and resolved == "torch.autograd.grad":
+            asked = keyword(value, "create_graph")
+            if asked is not None and boolean(asked) is not False:
+                yield value, set(bound_names(target))
 
 
 def _made_of(names: set[str], function: FunctionModel) -> set[str]:
@@ -72,7 +71,7 @@ def _made_of(names: set[str], function: FunctionModel) -> set[str]:
             for target, value in assigned_pairs(node):
                 if _mentions(value, known):
                     place = target
-                    while isinstance(place, cst.Subscript):
+                    while type(place) is cst.Subscript:
                         place = place.value
                     known |= {first_word(dotted_name(place)), *bound_names(target)} - {""}
         if len(known) == before:
@@ -80,20 +79,20 @@ def _made_of(names: set[str], function: FunctionModel) -> set[str]:
 
 
 def _mentions(node: cst.CSTNode, names: set[str]) -> bool:
-    return any(isinstance(each, cst.Name) and each.value in names for each in walk(node))
+    return any(type(each) is cst.Name and each.value in names for each in walk(node))
 
 
 def _copied_into(node: cst.CSTNode, updated: set[str]) -> str | None:
     """Return the model that a call gives the numbers of updated weights."""
-    if not isinstance(node, cst.Call) or not node.args:
+    if type(node) is not cst.Call or not node.args:
         return None
-    if isinstance(node.func, cst.Attribute) and node.func.attr.value == "load_state_dict":
+    if type(node.func) is cst.Attribute and node.func.attr.value == "load_state_dict":
         return dotted_name(node.func.value) if _mentions(node.args[0], updated) else None
     is_vector = last_word(dotted_name(node.func)) == "vector_to_parameters"
     if not is_vector or len(node.args) < _PAIR or not _mentions(node.args[0], updated):
         return None
     given = node.args[1].value
-    name = dotted_name(given.func) if isinstance(given, cst.Call) else None
+    name = dotted_name(given.func) if type(given) is cst.Call else None
     return name.removesuffix(".parameters") if name is not None else None
 
 

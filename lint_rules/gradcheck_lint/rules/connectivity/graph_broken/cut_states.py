@@ -48,7 +48,7 @@ _IS_RECURRENT: Final = re.compile(rb"GRU|LSTM|RNN")
 
 def _is_over_steps(node: cst.CSTNode) -> bool:
     """Return whether a loop goes one by one: one over windows, ``range(0, n, k)``, does not."""
-    if not isinstance(node, cst.For) or not isinstance(node.iter, cst.Call):
+    if type(node) is not cst.For or type(node.iter) is not cst.Call:
         return False
     name = dotted_name(node.iter.func)
     return name == "range" and len(node.iter.args) <= _START_AND_END
@@ -73,18 +73,18 @@ def _differentiates(loop: Loop, function: FunctionModel) -> bool:
 def _detaches(value: cst.BaseExpression, name: str) -> bool:
     """Return whether this is ``h.detach()``, or that of the tensors in ``h``."""
     is_cut = any(
-        isinstance(each, cst.Attribute) and each.attr.value == "detach" for each in walk(value)
+        type(each) is cst.Attribute and each.attr.value == "detach" for each in walk(value)
     )
-    names = {each.value for each in walk(value) if isinstance(each, cst.Name)}
+    names = {each.value for each in walk(value) if type(each) is cst.Name}
     is_call = isinstance(value, (cst.Call, cst.Tuple, cst.List, cst.ListComp))
     return is_call and is_cut and name in names and not _calls_anything_else(value)
 
 
 def _calls_anything_else(value: cst.BaseExpression) -> bool:
     return any(
-        isinstance(each, cst.Call)
+        type(each) is cst.Call
         and dotted_name(each.func) != "tuple"
-        and not (isinstance(each.func, cst.Attribute) and each.func.attr.value == "detach")
+        and not (type(each.func) is cst.Attribute and each.func.attr.value == "detach")
         for each in walk(value)
     )
 
@@ -93,16 +93,16 @@ def _beside(node: cst.CSTNode, name: str) -> Iterator[str]:
     """Yield what ``out, h = cell(x, h)`` binds, where it is given the state as well."""
     for target, value in assigned_pairs(node):
         bound = set(bound_names(target))
-        given = value.args if isinstance(value, cst.Call) else ()
+        given = value.args if type(value) is cst.Call else ()
         if name in bound and any(dotted_name(argument.value) == name for argument in given):
             yield from bound
 
 
 def _collects(node: cst.CSTNode, outputs: set[str]) -> bool:
     """Return whether an output goes into a list or a sum."""
-    if isinstance(node, cst.AugAssign):
+    if type(node) is cst.AugAssign:
         return any(dotted_name(each) in outputs for each in walk(node.value))
-    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+    if type(node) is not cst.Call or type(node.func) is not cst.Attribute:
         return False
     is_kept = node.func.attr.value in {"append", "extend"}
     return is_kept and any(dotted_name(each) in outputs for arg in node.args for each in walk(arg))

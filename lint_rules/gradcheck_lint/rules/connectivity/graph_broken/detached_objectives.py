@@ -33,9 +33,9 @@ def detached_objectives(function: FunctionModel) -> Iterator[tuple[Backward, cst
     made = _Definitions.of(function)
     for backward in backwards:
         node = backward.node
-        if backward.expects_error or not isinstance(node, cst.Call):
+        if backward.expects_error or type(node) is not cst.Call:
             continue
-        receiver = node.func.value if isinstance(node.func, cst.Attribute) else None
+        receiver = node.func.value if type(node.func) is cst.Attribute else None
         start = positional(node)[0] if backward.by_engine and positional(node) else receiver
         terms = [] if start is None else _terms(start, made)
         for term, cut in terms:
@@ -120,23 +120,23 @@ def _terms(
 
 def _method_of(term: cst.BaseExpression) -> str:
     """Return the name of the method that a term calls, or nothing."""
-    is_method = isinstance(term, cst.Call) and isinstance(term.func, cst.Attribute)
+    is_method = type(term) is cst.Call and type(term.func) is cst.Attribute
     return term.func.attr.value if is_method else ""  # type: ignore[attr-defined]
 
 
 def _summed(term: cst.BaseExpression) -> list[cst.BaseExpression]:
     """Return what a term is a sum, a mean or a multiple by a number of; nothing for others."""
-    if isinstance(term, cst.UnaryOperation):
+    if type(term) is cst.UnaryOperation:
         return [term.expression]
-    if isinstance(term, cst.BinaryOperation):
+    if type(term) is cst.BinaryOperation:
         sides = [term.left, term.right]
         if isinstance(term.operator, (cst.Add, cst.Subtract)):
             return sides
         rest = [side for side in sides if not isinstance(side, (cst.Integer, cst.Float))]
         is_product = isinstance(term.operator, (cst.Multiply, cst.Divide))
         return rest if is_product and len(rest) == 1 else []
-    if isinstance(term, cst.Call) and _method_of(term) in {"mean", "sum"}:
-        assert isinstance(term.func, cst.Attribute)
+    if type(term) is cst.Call and _method_of(term) in {"mean", "sum"}:
+        assert type(term.func) is cst.Attribute
         is_function = dotted_name(term.func.value) == "torch"
         return positional(term)[:1] if is_function else [term.func.value]
     return []
@@ -156,7 +156,7 @@ def _depends_on_same(
 
 def _names_in(node: cst.CSTNode) -> set[str]:
     """Return the names in an expression that values go by, not those of functions."""
-    called = {id(inner.func) for inner in walk(node) if isinstance(inner, cst.Call)}
+    called = {id(inner.func) for inner in walk(node) if type(inner) is cst.Call}
     return {
         inner.value for inner in walk(node) if type(inner) is cst.Name and id(inner) not in called
     }
@@ -171,7 +171,7 @@ def _calls_behind(names: set[str], made: _Definitions) -> set[int]:
         if known is None:
             continue
         node, value, is_alone = known
-        if isinstance(value, cst.Call) and not is_alone and id(value) not in made.unrecorded:
+        if type(value) is cst.Call and not is_alone and id(value) not in made.unrecorded:
             found.add(id(node))
         fresh = _names_in(value) - seen
         seen |= fresh

@@ -50,8 +50,8 @@ def drawn_values(function: FunctionModel) -> Iterator[cst.Call]:
         for target, value in map(assigned_once, scope.nodes)
         if target is not None and _LATENT.fullmatch(last_word(dotted_name(target)))
     }
-    for node in scope.nodes:
-        if not isinstance(node, cst.Call) or id(node) in unrecorded:
+    for node in scope.nodes_of(cst.Call):
+        if id(node) in unrecorded:
             continue
         is_latent = is_latent_by_function or id(node) in named
         if is_latent and _draws(node, function, distributions):
@@ -77,7 +77,7 @@ def _distributions(function: FunctionModel) -> set[str]:
 
 def _is_distribution(value: cst.BaseExpression, function: FunctionModel) -> bool:
     """Return whether this makes a reparameterizable distribution of computed parameters."""
-    if not isinstance(value, cst.Call):
+    if type(value) is not cst.Call:
         return False
     name = function.module.scopes.resolve_import(dotted_name(value.func) or "") or ""
     last = name.rpartition(".")[2]
@@ -102,7 +102,7 @@ def _draws(node: cst.Call, function: FunctionModel, distributions: set[str]) -> 
         mean = keyword(node, "mean") or (given[0] if given else None)
         std = keyword(node, "std") or (given[1] if len(given) > 1 else None)
         return mean is not None and std is not None and _are_computed([mean, std], function)
-    if not isinstance(node.func, cst.Attribute) or node.func.attr.value != "sample":
+    if type(node.func) is not cst.Attribute or node.func.attr.value != "sample":
         return False
     owner = node.func.value
     return dotted_name(owner) in distributions or _is_distribution(owner, function)
@@ -115,7 +115,7 @@ def _are_computed(given: list[cst.BaseExpression], function: FunctionModel) -> b
         and any(type(node) is cst.Name for node in walk(each))
         and not (dotted_name(each) or "").startswith(f"{function.scope.first_parameter}.")
         and not any(
-            isinstance(node, cst.Call) and _CONSTANT.search(dotted_name(node.func) or "")
+            type(node) is cst.Call and _CONSTANT.search(dotted_name(node.func) or "")
             for node in walk(each)
         )
         for each in given

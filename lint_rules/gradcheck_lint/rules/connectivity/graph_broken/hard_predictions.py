@@ -35,13 +35,12 @@ def hard_predictions(function: FunctionModel) -> Iterator[tuple[str, cst.CSTNode
         unread = {id(part) for node in scope.nodes for part in _not_read(node)}
         reads = [
             node
-            for node in scope.nodes
-            if type(node) is cst.Name and node.value == parameter and id(node) not in unread
+            for node in scope.nodes_of(cst.Name)
+            if node.value == parameter and id(node) not in unread
         ]
         is_bound = any(
-            isinstance(node, cst.AssignTarget)
-            and any(type(n) is cst.Name and n.value == parameter for n in walk(node.target))
-            for node in scope.nodes
+            any(type(n) is cst.Name and n.value == parameter for n in walk(node.target))
+            for node in scope.nodes_of(cst.AssignTarget)
         )
         if reads and not is_bound and all(id(node) in hard for node in reads):
             yield parameter, hard[id(reads[0])]
@@ -57,18 +56,18 @@ _HARD: Final = frozenset({"argmax", "argmin", "round", "sign", "floor", "ceil"})
 
 def is_hard(node: cst.CSTNode) -> bool:
     """Return whether a node's value has no gradient for what it is computed of."""
-    if isinstance(node, cst.Comparison):
+    if type(node) is cst.Comparison:
         return not any(isinstance(each.operator, (cst.Is, cst.IsNot)) for each in node.comparisons)
-    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+    if type(node) is not cst.Call or type(node.func) is not cst.Attribute:
         return False
     return node.func.attr.value in _HARD
 
 
 def _not_read(node: cst.CSTNode) -> list[cst.CSTNode]:
     """Return the names in a node that are no reading of a value: keywords, and shapes and types."""
-    if isinstance(node, cst.Arg) and node.keyword is not None:
+    if type(node) is cst.Arg and node.keyword is not None:
         return [node.keyword]
-    if isinstance(node, cst.Attribute):
+    if type(node) is cst.Attribute:
         is_shape = node.attr.value in SCALAR_ATTRIBUTES | {"size", "dim", "numel"}
         return [node.attr, node.value] if is_shape else [node.attr]
     return []

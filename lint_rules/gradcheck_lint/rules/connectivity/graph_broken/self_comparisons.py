@@ -29,7 +29,7 @@ def self_comparisons(function: FunctionModel) -> Iterator[tuple[cst.Call, cst.Ba
         return
     for event in function.events():
         node = event.node
-        if not isinstance(event, Call) or not isinstance(node, cst.Call):
+        if not isinstance(event, Call) or type(node) is not cst.Call:
             continue
         is_distance = _DISTANCES.search(last_word(dotted_name(node.func)).lower()) is not None
         if not is_distance or event.mode is GradMode.DISABLED or event.expects_error:
@@ -48,7 +48,7 @@ def self_comparisons(function: FunctionModel) -> Iterator[tuple[cst.Call, cst.Ba
 
 def _source(node: cst.BaseExpression, function: FunctionModel) -> cst.BaseExpression:
     """Return what a name is given, where that is one expression."""
-    sources = sources_of(function.scope).get(node.value) if isinstance(node, cst.Name) else None
+    sources = sources_of(function.scope).get(node.value) if type(node) is cst.Name else None
     return sources[0] if sources is not None and len(sources) == 1 else node
 
 
@@ -74,14 +74,14 @@ def _may_differ(
     if module.matches(_DROPOUT) or any(map(_cuts, walk(node))):
         return True
     is_same_name = given[0].deep_equals(given[1])
-    has_call = any(isinstance(each, cst.Call) for each in walk(node))
-    if is_same_name and isinstance(given[0], cst.Name):
+    has_call = any(type(each) is cst.Call for each in walk(node))
+    if is_same_name and type(given[0]) is cst.Name:
         return False
     return has_call and not (not is_same_name and module.mentions(b"create_graph"))
 
 
 def _cuts(node: cst.CSTNode) -> bool:
-    return isinstance(node, cst.Name) and node.value in {"detach", "data"}
+    return type(node) is cst.Name and node.value in {"detach", "data"}
 
 
 _DROPOUT: Final = re.compile(rb"[Dd]ropout")

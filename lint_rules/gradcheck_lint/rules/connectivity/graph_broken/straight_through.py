@@ -51,7 +51,7 @@ def codebook_losses(function: FunctionModel) -> Iterator[cst.Call]:
         return
     held = _given_by_callers(function)
     for node in function.scope.nodes:
-        if isinstance(node, cst.Call) and last_word(dotted_name(node.func)) in _DISTANCES:
+        if type(node) is cst.Call and last_word(dotted_name(node.func)) in _DISTANCES:
             sides = positional(node)[:2]
             if len(sides) == _SIDES and any(map(_is_detached, sides)):
                 others = [side for side in sides if not _is_detached(side)]
@@ -72,7 +72,7 @@ def _given_by_callers(function: FunctionModel) -> dict[str, _Paths]:
             continue
         held: dict[str, _Paths] = {}
         for node in caller.scope.nodes:
-            if isinstance(node, cst.Call) and _called(node, caller) is function.scope:
+            if type(node) is cst.Call and _called(node, caller) is function.scope:
                 for name in function.scope.parameters:
                     value = argument_for(name, node, function.scope)
                     if value is not None:
@@ -84,8 +84,8 @@ def _given_by_callers(function: FunctionModel) -> dict[str, _Paths]:
 
 def _is_detached(node: cst.BaseExpression) -> bool:
     return (
-        isinstance(node, cst.Call)
-        and isinstance(node.func, cst.Attribute)
+        type(node) is cst.Call
+        and type(node.func) is cst.Attribute
         and node.func.attr.value == "detach"
     )
 
@@ -125,17 +125,17 @@ def _paths_of(
     elif isinstance(value, (cst.Tuple, cst.List)):
         for index, element in enumerate(value.elements):
             found |= _below(index, _paths_of(element.value, held, function, depth))
-    elif isinstance(value, cst.Dict):
+    elif type(value) is cst.Dict:
         for entry in value.elements:
-            if isinstance(entry, cst.DictElement) and isinstance(entry.key, cst.SimpleString):
+            if type(entry) is cst.DictElement and type(entry.key) is cst.SimpleString:
                 key = plain_string(entry.key)
                 if key is not None:
                     found |= _below(key, _paths_of(entry.value, held, function, depth))
-    elif isinstance(value, cst.Subscript):
+    elif type(value) is cst.Subscript:
         place = literal_key(value)
         if place is not None:
             found = _under(place, _paths_of(value.value, held, function, depth))
-    elif isinstance(value, cst.Call) and depth < _MOST_CALLS:
+    elif type(value) is cst.Call and depth < _MOST_CALLS:
         called = _called(value, function)
         if called is not None:
             found = _returned_by(function.module.function(called), depth + 1)
@@ -151,7 +151,7 @@ def _returned_by(function: FunctionModel, depth: int) -> _Paths:
         found = _NOWHERE
         for node in function.scope.nodes:
             _bind(node, held, function, depth)
-            if isinstance(node, cst.Return) and node.value is not None:
+            if type(node) is cst.Return and node.value is not None:
                 found |= _paths_of(node.value, held, function, depth)
         memo[key] = found
     known: _Paths = memo[key]
@@ -181,17 +181,17 @@ def _calls_in(function: FunctionModel) -> dict[int, FunctionScope]:
 
 def _is_straight_through(value: cst.BaseExpression, function: FunctionModel) -> bool:
     """Return whether this is ``z + (code - z).detach()``, of a code that was looked up."""
-    if not isinstance(value, cst.BinaryOperation) or not isinstance(value.operator, cst.Add):
+    if type(value) is not cst.BinaryOperation or type(value.operator) is not cst.Add:
         return False
     for plain, other in ((value.left, value.right), (value.right, value.left)):
         if not _is_detached(other):
             continue
-        assert isinstance(other, cst.Call)
-        assert isinstance(other.func, cst.Attribute)
+        assert type(other) is cst.Call
+        assert type(other.func) is cst.Attribute
         moved = other.func.value
         if (
-            isinstance(moved, cst.BinaryOperation)
-            and isinstance(moved.operator, cst.Subtract)
+            type(moved) is cst.BinaryOperation
+            and type(moved.operator) is cst.Subtract
             and function.module.text(moved.right) == function.module.text(plain)
         ):
             return _is_code(moved.left, function)

@@ -47,9 +47,9 @@ def lost_terms(function: FunctionModel, backward: Backward) -> Iterator[LostTerm
     number what a target is made of: it counts where it is added to the loss as it is.
     """
     node = backward.node
-    if not isinstance(node, cst.Call):
+    if type(node) is not cst.Call:
         return
-    receiver = node.func.value if isinstance(node.func, cst.Attribute) else None
+    receiver = node.func.value if type(node.func) is cst.Attribute else None
     given = positional(node)
     start = given[0] if backward.by_engine and given else receiver
     # A term, and whether it is added to the loss as it is.
@@ -71,18 +71,18 @@ def lost_terms(function: FunctionModel, backward: Backward) -> Iterator[LostTerm
                 waiting += [
                     (each, is_added and is_early) for each, is_early in assigned.get(name, ())
                 ]
-        elif isinstance(term, cst.BinaryOperation):
+        elif type(term) is cst.BinaryOperation:
             if isinstance(term.operator, (cst.Add, cst.Subtract)):
                 below += [term.left, term.right]
                 found = _items_beside_tensor(term, function) if is_added else ()
                 yield from (LostTerm(item, item, is_added) for item in found)
             elif isinstance(term.operator, (cst.Multiply, cst.Divide)):
                 below += _only_factor(term, function)
-        elif isinstance(term, cst.UnaryOperation):
+        elif type(term) is cst.UnaryOperation:
             below.append(term.expression)
         elif _keeps_graph(term):
-            assert isinstance(term, cst.Call)
-            assert isinstance(term.func, cst.Attribute)
+            assert type(term) is cst.Call
+            assert type(term.func) is cst.Attribute
             below.append(term.func.value)
             is_added = False
         waiting += [(each, is_added) for each in below]
@@ -90,7 +90,7 @@ def lost_terms(function: FunctionModel, backward: Backward) -> Iterator[LostTerm
 
 def is_gradient(node: cst.CSTNode, function: FunctionModel) -> bool:
     """Tell whether this is a call of ``torch.autograd.grad``."""
-    if not isinstance(node, cst.Call):
+    if type(node) is not cst.Call:
         return False
     name = function.module.scopes.resolve_import(dotted_name(node.func) or "")
     return name == "torch.autograd.grad"
@@ -103,22 +103,22 @@ def _gradient_within(term: cst.BaseExpression, function: FunctionModel) -> cst.C
     """
     while True:
         if is_gradient(term, function):
-            assert isinstance(term, cst.Call)
+            assert type(term) is cst.Call
             asked = keyword(term, "create_graph")
             is_plain = asked is None or boolean(asked) is False
             # The fifth in its place is create_graph.
             is_plain &= len(positional(term)) <= _BEFORE_CREATE_GRAPH
             return term if is_plain and not any(each.star for each in term.args) else None
-        if isinstance(term, cst.Subscript):
+        if type(term) is cst.Subscript:
             term = term.value
-        elif isinstance(term, cst.UnaryOperation):
+        elif type(term) is cst.UnaryOperation:
             term = term.expression
-        elif isinstance(term, cst.BinaryOperation):
+        elif type(term) is cst.BinaryOperation:
             left, right = map(_is_number, (term.left, term.right))
             if left == right:
                 return None
             term = term.right if left else term.left
-        elif isinstance(term, cst.Call) and isinstance(term.func, cst.Attribute):
+        elif type(term) is cst.Call and type(term.func) is cst.Attribute:
             if not all(_is_number(argument.value) for argument in term.args):
                 return None
             term = term.func.value
@@ -168,7 +168,7 @@ def _what_cut(
         values = function.bindings.get(name, NOTHING)
     else:
         values = _returned_by(term, function)
-    if not values and isinstance(term, cst.Call):
+    if not values and type(term) is cst.Call:
         return _cut_within(term, function)
     return cut_of(values) if all_are(values, Kind.PLAIN) else None
 
@@ -187,13 +187,13 @@ def _cut_within(term: cst.BaseExpression, function: FunctionModel) -> cst.CSTNod
             cut = cut_of(values) or cut
         elif is_detach(node):
             cut = node
-        elif isinstance(node, cst.Call) and _is_computation(node, function):
+        elif type(node) is cst.Call and _is_computation(node, function):
             waiting += [each.value for each in node.args if not is_literal(each.value)]
-            if isinstance(node.func, cst.Attribute) and _is_method(node, function):
+            if type(node.func) is cst.Attribute and _is_method(node, function):
                 waiting.append(node.func.value)
-        elif isinstance(node, cst.BinaryOperation):
+        elif type(node) is cst.BinaryOperation:
             waiting += [node.left, node.right]
-        elif isinstance(node, cst.UnaryOperation):
+        elif type(node) is cst.UnaryOperation:
             waiting.append(node.expression)
         elif not is_literal(node) and boolean(node) is None:
             return None
@@ -210,7 +210,7 @@ def _is_computation(node: cst.Call, function: FunctionModel) -> bool:
 
 def _is_method(node: cst.Call, function: FunctionModel) -> bool:
     return (
-        isinstance(node.func, cst.Attribute)
+        type(node.func) is cst.Attribute
         and node.func.attr.value in TENSOR_METHODS | SAME_GRAPH_METHODS
         and function.module.scopes.resolve_import(dotted_name(node.func) or "") is None
     )
@@ -219,8 +219,8 @@ def _is_method(node: cst.Call, function: FunctionModel) -> bool:
 def is_detach(node: cst.CSTNode) -> bool:
     """Tell whether this is a call of ``x.detach()``."""
     return (
-        isinstance(node, cst.Call)
-        and isinstance(node.func, cst.Attribute)
+        type(node) is cst.Call
+        and type(node.func) is cst.Attribute
         and node.func.attr.value == "detach"
     )
 
@@ -241,7 +241,7 @@ def _items_beside_tensor(
     if len(found) != 1:
         return
     (item,) = found
-    assert isinstance(item.func, cst.Attribute)
+    assert type(item.func) is cst.Attribute
     name = dotted_name(item.func.value)
     held = _returned_by(item.func.value, function)
     if name is not None:
@@ -252,19 +252,19 @@ def _items_beside_tensor(
 
 def _item_of(side: cst.BaseExpression, function: FunctionModel) -> cst.Call | None:
     """Return ``b.item()`` where a side of a sum is that, or so many times that."""
-    while isinstance(side, cst.BinaryOperation) and isinstance(side.operator, cst.Multiply):
+    while type(side) is cst.BinaryOperation and type(side.operator) is cst.Multiply:
         factors = _only_factor(side, function)
         if not factors:
             return None
         (side,) = factors
-    return side if isinstance(side, cst.Call) and is_item(side) else None
+    return side if type(side) is cst.Call and is_item(side) else None
 
 
 def is_item(node: cst.CSTNode | None) -> bool:
     """Tell whether this is a call of ``x.item()``."""
     return (
-        isinstance(node, cst.Call)
-        and isinstance(node.func, cst.Attribute)
+        type(node) is cst.Call
+        and type(node.func) is cst.Attribute
         and node.func.attr.value == "item"
     )
 
@@ -290,7 +290,7 @@ def _is_weight(node: cst.BaseExpression, function: FunctionModel) -> bool:
     """
     if isinstance(node, (cst.Integer, cst.Float)):
         return True
-    if isinstance(node, cst.BinaryOperation):
+    if type(node) is cst.BinaryOperation:
         return _is_weight(node.left, function) and _is_weight(node.right, function)
     name = dotted_name(node)
     if name is None or "loss" in name or name in _handed(function):
@@ -311,15 +311,14 @@ def _handed(function: FunctionModel) -> set[str | None]:
     """Return the names that calls in a function are given."""
     return {
         dotted_name(argument.value)
-        for node in function.scope.nodes
-        if type(node) is cst.Call
+        for node in function.scope.nodes_of(cst.Call)
         for argument in node.args
     }
 
 
 def _keeps_graph(node: cst.BaseExpression) -> bool:
     return (
-        isinstance(node, cst.Call)
-        and isinstance(node.func, cst.Attribute)
+        type(node) is cst.Call
+        and type(node.func) is cst.Attribute
         and node.func.attr.value in SAME_GRAPH_METHODS
     )

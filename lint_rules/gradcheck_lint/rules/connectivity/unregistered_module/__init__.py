@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from gradcheck_lint.model.syntax import ASSIGNING, assigned_pairs, dotted_name
+from gradcheck_lint.model.syntax import assigned_pairs, dotted_name
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.connectivity.unregistered_module.container_kinds import (
     form_of,
@@ -40,9 +40,7 @@ class UnregisteredModule(Rule):
         if not scopes.derives_from(owner, "torch.nn."):
             return
         first = function.scope.first_parameter
-        for node in function.scope.nodes:
-            if type(node) not in ASSIGNING:
-                continue
+        for node in function.scope.nodes_of(cst.Assign, cst.AnnAssign):
             for target, value in assigned_pairs(node):
                 if type(target) is not cst.Attribute or dotted_name(target.value) != first:
                     continue
@@ -67,7 +65,7 @@ def _violation(
     kinds, severity = held
     what, wrapper = _names(kinds, value)
     # An annotation would not suit what a fix puts there.
-    is_open = isinstance(node, cst.AnnAssign) or _is_filled_by_key(value) or "elsewhere" in kinds
+    is_open = type(node) is cst.AnnAssign or _is_filled_by_key(value) or "elsewhere" in kinds
     return Violation(
         node,
         f"`{dotted_name(target)}` is a plain {form_of(value)} of {what}: "
@@ -95,7 +93,7 @@ def _constructs(function: FunctionModel) -> bool:
     if maker is None or name not in maker.words:
         return False
     path = f"{maker.first_parameter}.{name}"
-    return any(type(node) is cst.Call and dotted_name(node.func) == path for node in maker.nodes)
+    return any(dotted_name(node.func) == path for node in maker.nodes_of(cst.Call))
 
 
 def _severity(kinds: set[str | None]) -> Severity | None:
@@ -109,7 +107,7 @@ def _severity(kinds: set[str | None]) -> Severity | None:
 
 def _is_filled_by_key(value: cst.BaseExpression) -> bool:
     """Tell whether this is an empty dictionary, whose keys need not suit a ``ModuleDict``."""
-    return isinstance(value, cst.Dict) and not value.elements
+    return type(value) is cst.Dict and not value.elements
 
 
 def _names(kinds: set[str | None], node: cst.BaseExpression) -> tuple[str, str]:

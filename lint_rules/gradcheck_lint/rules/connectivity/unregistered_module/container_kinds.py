@@ -38,14 +38,14 @@ def kinds_in(
         for element in shown or appended(node, value, target, function)
         for each in _innermost(element, function)
     ]
-    if not elements or not any(isinstance(each, cst.Call) for each in elements):
+    if not elements or not any(type(each) is cst.Call for each in elements):
         handed = kinds_handed_in(value, function)
         if handed or not elements:
             return handed or kinds_returned(value, function)
     kinds = {kind_of(element, function) for element in elements}
     if kinds != {None} or owner is None or not is_run(attribute, owner):
         return kinds
-    is_written_out = isinstance(value, cst.List) and bool(value.elements)
+    is_written_out = type(value) is cst.List and bool(value.elements)
     if not is_written_out and are_copies_of_argument(elements, attribute, function):
         return {"likely"}
     return {kind_by_name(element, function) for element in elements}
@@ -58,14 +58,10 @@ def _innermost(element: cst.BaseExpression, function: FunctionModel) -> list[cst
     """
     if isinstance(element, _PLAIN):
         return [each for inner in contents(element) for each in _innermost(inner, function)]
-    if not isinstance(element, cst.Name):
+    if type(element) is not cst.Name:
         return [element]
     sources = sources_of(function.scope).get(element.value) or []
-    named = [
-        node
-        for node in function.scope.nodes
-        if type(node) is cst.Name and node.value == element.value
-    ]
+    named = [node for node in function.scope.nodes_of(cst.Name) if node.value == element.value]
     is_used_once = len(sources) == 1 and len(named) == 2  # noqa: PLR2004 - given and used
     return sources if is_used_once else [element]
 
@@ -89,7 +85,7 @@ _FORMS: dict[type[cst.CSTNode], str] = {
 
 def form_of(node: cst.BaseExpression) -> str:
     """Return what sort of container an expression makes."""
-    if isinstance(node, cst.Call):
+    if type(node) is cst.Call:
         name = last_word(dotted_name(node.func))
         if name in {"OrderedDict", "defaultdict"}:
             return "dict"

@@ -27,14 +27,14 @@ def kinds_returned(node: cst.BaseExpression, function: FunctionModel) -> set[str
     A copy of a parameter of that function is of the kind of what the call gives it.
     """
     called = called_function(node, function)
-    if called is None or not isinstance(node, cst.Call):
+    if called is None or type(node) is not cst.Call:
         return set()
     inside = function.module.function(called)
     returned = [each.value for each in returns(called)]
     if len(returned) != 1 or returned[0] is None:
         return set()
     made = returned[0]
-    elements = filled(made, inside) if isinstance(made, cst.Name) else contents(made)
+    elements = filled(made, inside) if type(made) is cst.Name else contents(made)
     given = _given(node, called.node)
     kinds: set[str | None] = set()
     for element in elements:
@@ -65,9 +65,8 @@ def are_copies_of_argument(
         return False
     params = (*node.params.posonly_params, *node.params.params, *node.params.kwonly_params)
     names = {each.name.value for each in params} - assignments(function.scope).keys()
-    for loop in function.scope.nodes:
-        if isinstance(loop, (cst.For, cst.CompFor)):
-            names.difference_update(bound_names(loop.target))
+    for loop in function.scope.nodes_of(cst.For, cst.CompFor):
+        names.difference_update(bound_names(loop.target))
     sources = {dotted_name(copied(each, function)) for each in elements}
     (source,) = sources if len(sources) == 1 else (None,)
     return source in names and not _KEPT_ASIDE.search(source)

@@ -31,17 +31,17 @@ def appended(
     function: FunctionModel,
 ) -> list[cst.BaseExpression]:
     """Return what the method appends to a list that it makes empty, or that has a name."""
-    if isinstance(made, cst.Name):
+    if type(made) is cst.Name:
         return filled(made, function)
     if not is_made_empty(made):
         return []
     path = dotted_name(target)
     assigned: dict[str, list[cst.BaseExpression]] = {}
     put_in: list[cst.BaseExpression] = []
-    for other in function.scope.nodes:
-        if isinstance(other, cst.Assign) and _is_item_of(other.targets[0].target, path):
+    for other in function.scope.nodes_of(cst.Assign, cst.Call, cst.AugAssign):
+        if type(other) is cst.Assign and _is_item_of(other.targets[0].target, path):
             put_in.append(other.value)
-        elif isinstance(other, cst.Assign) and isinstance(other.targets[0].target, cst.Name):
+        elif type(other) is cst.Assign and type(other.targets[0].target) is cst.Name:
             assigned.setdefault(other.targets[0].target.value, []).append(other.value)
         elif isinstance(other, (cst.Call, cst.AugAssign)) and (added := _added(other, path)):
             put_in.extend(added)
@@ -55,8 +55,8 @@ def appended(
                 return []
     registered = {
         dotted_name(other.value)
-        for other in function.scope.nodes
-        if isinstance(other, cst.Assign) and isinstance(other.targets[0].target, cst.Attribute)
+        for other in function.scope.nodes_of(cst.Assign)
+        if type(other.targets[0].target) is cst.Attribute
     }
     found: list[cst.BaseExpression] = []
     for value in put_in:
@@ -71,10 +71,10 @@ def is_made_empty(node: cst.BaseExpression) -> bool:
     """Tell whether this is a container without anything, or a list with room: ``[None] * n``."""
     if isinstance(node, (cst.List, cst.Dict)):
         return not node.elements
-    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
+    if type(node) is cst.BinaryOperation and type(node.operator) is cst.Multiply:
         room = node.left
-        return isinstance(room, cst.List) and all(is_none(each.value) for each in room.elements)
-    if not isinstance(node, cst.Call):
+        return type(room) is cst.List and all(is_none(each.value) for each in room.elements)
+    if type(node) is not cst.Call:
         return False
     last = last_word(dotted_name(node.func))
     handed = [dotted_name(argument.value) for argument in node.args]
@@ -90,8 +90,8 @@ def _are_exclusive(one: cst.CSTNode, other: cst.CSTNode, function: FunctionModel
     """Tell whether two statements stand in different arms of an ``if``."""
     return any(
         any(node is one for node in walk(arms[0])) and any(node is other for node in walk(arms[1]))
-        for branch in function.scope.nodes
-        if isinstance(branch, cst.If) and branch.orelse is not None
+        for branch in function.scope.nodes_of(cst.If)
+        if branch.orelse is not None
         for arms in ((branch.body, branch.orelse), (branch.orelse, branch.body))
     )
 
@@ -103,7 +103,7 @@ def _added(node: cst.Call | cst.AugAssign, path: str | None) -> list[cst.BaseExp
     func, handed = node.func, positional(node)
     name = dotted_name(func)
     if (
-        isinstance(func, cst.Attribute)
+        type(func) is cst.Attribute
         and func.attr.value == "append"
         and _is_item_of(func.value, path)
     ):
@@ -132,7 +132,7 @@ def filled(known: cst.Name, function: FunctionModel) -> list[cst.BaseExpression]
         ):
             found.extend(added)
             where = node.func if isinstance(node, cst.Call) else node.target
-            uses.add(id(where.value if isinstance(where, cst.Attribute) else where))
+            uses.add(id(where.value if type(where) is cst.Attribute else where))
     if len(made) != 1 or not isinstance(made[0], (cst.List, cst.ListComp)):
         return []
     if any(
@@ -148,4 +148,4 @@ def filled(known: cst.Name, function: FunctionModel) -> list[cst.BaseExpression]
 
 
 def _is_item_of(target: cst.BaseExpression, path: str | None) -> bool:
-    return isinstance(target, cst.Subscript) and dotted_name(target.value) == path
+    return type(target) is cst.Subscript and dotted_name(target.value) == path

@@ -32,7 +32,7 @@ def kinds_handed_in(value: cst.BaseExpression, function: FunctionModel) -> set[s
         return set()
     kinds: set[str | None] = set()
     for caller, given in expressions_given(function, name):
-        sources = sources_of(caller.scope).get(given.value) if isinstance(given, cst.Name) else None
+        sources = sources_of(caller.scope).get(given.value) if type(given) is cst.Name else None
         made = sources[0] if sources is not None and len(sources) == 1 else given
         if not _are_layers(made, caller, is_copied=is_copied):
             return set()
@@ -42,22 +42,22 @@ def kinds_handed_in(value: cst.BaseExpression, function: FunctionModel) -> set[s
 
 def _argument_in(value: cst.BaseExpression) -> tuple[str | None, bool]:
     """Return the name whose elements a container has, and whether it is a new container."""
-    if isinstance(value, cst.Name):
+    if type(value) is cst.Name:
         return value.value, False
-    given = positional(value) if isinstance(value, cst.Call) else []
-    if isinstance(value, cst.Call) and dotted_name(value.func) in {"list", "tuple", "dict"}:
+    given = positional(value) if type(value) is cst.Call else []
+    if type(value) is cst.Call and dotted_name(value.func) in {"list", "tuple", "dict"}:
         return (dotted_name(given[0]) if len(given) == 1 else None), True
-    if isinstance(value, cst.ListComp):
+    if type(value) is cst.ListComp:
         is_element = dotted_name(value.elt) == dotted_name(value.for_in.target) is not None
         return (dotted_name(value.for_in.iter) if is_element else None), True
     if isinstance(value, (cst.List, cst.Tuple)) and len(value.elements) == 1:
         (only,) = value.elements
-        return (dotted_name(only.value) if isinstance(only, cst.StarredElement) else None), True
+        return (dotted_name(only.value) if type(only) is cst.StarredElement else None), True
     return None, False
 
 
 def _are_layers(made: cst.BaseExpression, caller: FunctionModel, *, is_copied: bool) -> bool:
-    if isinstance(made, cst.Call):
+    if type(made) is cst.Call:
         name = caller.module.scopes.resolve_import(dotted_name(made.func) or "")
         if name in _REGISTERING:
             given = positional(made)
@@ -66,7 +66,7 @@ def _are_layers(made: cst.BaseExpression, caller: FunctionModel, *, is_copied: b
 
 
 def _has_layers(made: cst.BaseExpression, caller: FunctionModel) -> bool:
-    elements = [made.elt] if isinstance(made, cst.GeneratorExp) else contents(made)
+    elements = [made.elt] if type(made) is cst.GeneratorExp else contents(made)
     return bool(elements) and all(kind_of(each, caller) == "module" for each in elements)
 
 
@@ -74,7 +74,7 @@ def _is_used(given: cst.BaseExpression, caller: FunctionModel) -> bool:
     """Return whether a name is read in the caller at other places than in one call."""
     names = [
         node
-        for node in caller.scope.nodes
-        if isinstance(node, cst.Name) and isinstance(given, cst.Name) and node.value == given.value
+        for node in caller.scope.nodes_of(cst.Name)
+        if type(given) is cst.Name and node.value == given.value
     ]
     return len(names) > 2  # noqa: PLR2004 - bound and handed over

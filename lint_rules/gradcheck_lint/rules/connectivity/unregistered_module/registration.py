@@ -28,16 +28,16 @@ def is_run(attribute: str, owner: ClassScope) -> bool:
             kind = type(node)
             if kind is not cst.For and kind is not cst.Call:
                 continue
-            if isinstance(node, cst.For) and _mentions(node.iter, f"{first}.{attribute}"):
+            if type(node) is cst.For and _mentions(node.iter, f"{first}.{attribute}"):
                 names = set(bound_names(node.target))
                 if any(
-                    isinstance(call, cst.Call) and dotted_name(call.func) in names
+                    type(call) is cst.Call and dotted_name(call.func) in names
                     for call in walk(node.body)
                 ):
                     return True
             elif (
-                isinstance(node, cst.Call)
-                and isinstance(node.func, cst.Subscript)
+                type(node) is cst.Call
+                and type(node.func) is cst.Subscript
                 and dotted_name(node.func.value) == f"{first}.{attribute}"
             ):
                 return True
@@ -45,7 +45,7 @@ def is_run(attribute: str, owner: ClassScope) -> bool:
 
 
 def _mentions(node: cst.CSTNode, path: str) -> bool:
-    return any(isinstance(item, cst.Attribute) and dotted_name(item) == path for item in walk(node))
+    return any(type(item) is cst.Attribute and dotted_name(item) == path for item in walk(node))
 
 
 def is_registered(  # noqa: PLR0911 - one answer for each way to register
@@ -58,8 +58,8 @@ def is_registered(  # noqa: PLR0911 - one answer for each way to register
     elements = _elements_of(function.scope.nodes, attribute)
     lineage = function.module.scopes.lineage(owner)
     for method in (method for known in lineage for method in known.methods.values()):
-        for node in method.nodes:
-            if isinstance(node, cst.Call):
+        for node in method.nodes_of(cst.Call, cst.Assign):
+            if type(node) is cst.Call:
                 name = dotted_name(node.func) or ""
                 if method is function.scope and _hands_on(node, elements):
                     return True
@@ -72,9 +72,9 @@ def is_registered(  # noqa: PLR0911 - one answer for each way to register
                 for argument in node.args:
                     if _is_whole(argument.value, path) and name not in _ITERATORS:
                         return True
-                    if isinstance(argument.value, cst.StarredElement):
+                    if type(argument.value) is cst.StarredElement:
                         return True
-            elif isinstance(node, cst.Assign) and dotted_name(node.value) == path:
+            elif type(node) is cst.Assign and dotted_name(node.value) == path:
                 return True
     for method_name in ("parameters", "named_parameters", "__setattr__"):
         if method_name in owner.methods:
@@ -84,10 +84,10 @@ def is_registered(  # noqa: PLR0911 - one answer for each way to register
 
 def _is_whole(node: cst.BaseExpression, path: str) -> bool:
     """Tell whether an expression is a container, or a list or view of all that is in it."""
-    while isinstance(node, cst.Call):
+    while type(node) is cst.Call:
         if dotted_name(node.func) in _ITERATORS and len(node.args) == 1:
             node = node.args[0].value
-        elif isinstance(node.func, cst.Attribute) and node.func.attr.value in _VIEWS:
+        elif type(node.func) is cst.Attribute and node.func.attr.value in _VIEWS:
             node = node.func.value
         else:
             return False
@@ -115,8 +115,8 @@ def _is_asked_for_parameters(attribute: str, function: FunctionModel) -> bool:
         if attribute not in scope.words or _GIVING.isdisjoint(scope.words):
             continue
         elements = _elements_of(scope.nodes, attribute)
-        for node in scope.nodes:
-            if not isinstance(node, cst.Attribute) or node.attr.value not in _GIVING:
+        for node in scope.nodes_of(cst.Attribute):
+            if node.attr.value not in _GIVING:
                 continue
             if dotted_name(node.value) in elements or _names_attribute(node.value, attribute):
                 return True
@@ -135,7 +135,7 @@ def _elements_of(nodes: Iterable[cst.CSTNode], attribute: str) -> frozenset[str]
 
 def _hands_on(node: cst.Call, elements: frozenset[str]) -> bool:
     """Tell whether a function gets an element, and may freeze or register it."""
-    if not isinstance(node.func, cst.Name) or node.func.value in HARMLESS_BUILTINS:
+    if type(node.func) is not cst.Name or node.func.value in HARMLESS_BUILTINS:
         return False
     return any(dotted_name(argument.value) in elements for argument in node.args)
 
@@ -144,6 +144,4 @@ _GIVING = frozenset({"parameters", "named_parameters"})
 
 
 def _names_attribute(node: cst.CSTNode, attribute: str) -> bool:
-    return any(
-        isinstance(item, cst.Attribute) and item.attr.value == attribute for item in walk(node)
-    )
+    return any(type(item) is cst.Attribute and item.attr.value == attribute for item in walk(node))

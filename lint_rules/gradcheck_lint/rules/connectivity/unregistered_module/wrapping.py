@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def wrapped(node: cst.BaseExpression, wrapper: str, function: FunctionModel) -> Fix | None:
     """Wrap a list, or a dict whose keys are names that a ModuleDict takes."""
     is_list = isinstance(node, (cst.List, cst.ListComp))
-    if not is_list and not (isinstance(node, cst.Dict) and _has_names_for_keys(node)):
+    if not is_list and not (type(node) is cst.Dict and _has_names_for_keys(node)):
         return None
     scopes = function.module.scopes
     if scopes.resolve_import("nn") == "torch.nn":
@@ -47,7 +47,7 @@ def _has_names_for_keys(node: cst.Dict) -> bool:
     keys = [
         element.key.evaluated_value
         for element in node.elements
-        if isinstance(element, cst.DictElement) and isinstance(element.key, cst.SimpleString)
+        if type(element) is cst.DictElement and type(element.key) is cst.SimpleString
     ]
     names = [key for key in keys if isinstance(key, str) and key and "." not in key]
     return len(names) == len(node.elements) == len(set(names)) and not any(

@@ -69,14 +69,14 @@ class GradientCount:
         """
         if node is None or is_none(node):
             return 1
-        if isinstance(node, cst.Tuple):
-            is_open = any(isinstance(element, cst.StarredElement) for element in node.elements)
+        if type(node) is cst.Tuple:
+            is_open = any(type(element) is cst.StarredElement for element in node.elements)
             return None if is_open else len(node.elements)
-        if isinstance(node, cst.IfExp):
+        if type(node) is cst.IfExp:
             return _agreed([self.of(node.body, seen), self.of(node.orelse, seen)])
         if self._is_tensor(node):
             return 1
-        if isinstance(node, cst.Name) and node.value not in seen | self._augmented:
+        if type(node) is cst.Name and node.value not in seen | self._augmented:
             deeper = seen | {node.value}
             sources = self._sources.get(node.value) or ()
             return _agreed([self.of(source, deeper) for source in sources])
@@ -84,22 +84,22 @@ class GradientCount:
 
     def _is_tensor(self, node: cst.BaseExpression, seen: frozenset[str] = frozenset()) -> bool:
         """Tell whether an expression is one tensor, or raises."""
-        if isinstance(node, cst.BinaryOperation):
+        if type(node) is cst.BinaryOperation:
             sides = (node.left, node.right)
             is_shared = isinstance(node.operator, _SHARED_OPERATORS)
             return isinstance(node.operator, _OPERATORS) or (
                 is_shared and any(self._is_tensor(side, seen) for side in sides)
             )
-        if isinstance(node, cst.IfExp):
+        if type(node) is cst.IfExp:
             return all(self._is_tensor(arm, seen) for arm in (node.body, node.orelse))
-        if isinstance(node, cst.Call):
+        if type(node) is cst.Call:
             return self._makes_one(node, seen)
-        if isinstance(node, cst.Attribute):
+        if type(node) is cst.Attribute:
             is_same = node.attr.value in VIEW_ATTRIBUTES or node.attr.value == "data"
             return is_same and self._is_tensor(node.value, seen)
-        if isinstance(node, cst.Name):
+        if type(node) is cst.Name:
             return self._holds_tensor(node.value, seen)
-        return isinstance(node, cst.UnaryOperation)
+        return type(node) is cst.UnaryOperation
 
     def _holds_tensor(self, name: str, seen: frozenset[str]) -> bool:
         """Tell whether everything that a name is given is one tensor, or None."""
@@ -120,7 +120,7 @@ class GradientCount:
                 return False
             return last in _FUNCTIONS or (last == "where" and len(node.args) == _WHERE_ARGUMENTS)
         return (
-            isinstance(func, cst.Attribute)
+            type(func) is cst.Attribute
             and func.attr.value in _OF_ONE
             and self._is_tensor(func.value, seen)
         )

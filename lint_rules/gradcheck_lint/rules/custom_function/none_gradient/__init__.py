@@ -90,8 +90,8 @@ def _given_outside(function: FunctionModel, guard: Guard) -> frozenset[str]:
     """Return the names that get anything but None outside of what a guard guards."""
     inside = {
         id(each)
-        for node in function.scope.nodes
-        if isinstance(node, cst.If) and node.test is guard.test
+        for node in function.scope.nodes_of(cst.If)
+        if node.test is guard.test
         for each in walk(node.body)
     }
     return frozenset(
@@ -106,9 +106,9 @@ def _given_outside(function: FunctionModel, guard: Guard) -> frozenset[str]:
 
 def _given_to(node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression]]:
     """Yield each target of an assignment, augmented or not, and what it is given."""
-    if isinstance(node, cst.Assign) and len(node.targets) > 1:
+    if type(node) is cst.Assign and len(node.targets) > 1:
         yield from ((target.target, node.value) for target in node.targets)
-    elif isinstance(node, cst.AugAssign):
+    elif type(node) is cst.AugAssign:
         yield node.target, node.value
     else:
         yield from assigned_pairs(node)
@@ -120,7 +120,7 @@ def _places(function: FunctionModel) -> dict[str, int]:
     clashes: set[str] = set()
     for node in returns(function.scope):
         for place, element in enumerate(elements_of(node.value)):
-            if not isinstance(element, cst.Name):
+            if type(element) is not cst.Name:
                 continue
             if places.setdefault(element.value, place) != place:
                 clashes.add(element.value)
@@ -159,8 +159,8 @@ def _refused(function: FunctionModel, known: AutogradFunction) -> Iterator[Viola
     for scope in function.module.scopes.functions if refused else ():
         if scope.owner is None:
             continue
-        for node in scope.nodes:
-            if not isinstance(node, cst.Call) or dotted_name(node.func) not in names:
+        for node in scope.nodes_of(cst.Call):
+            if dotted_name(node.func) not in names:
                 continue
             handed = positional(node)
             for place in refused:
@@ -196,7 +196,7 @@ def _is_parameter_used_once(
     named = [
         other
         for other in walk(module.tree)
-        if isinstance(other, cst.Attribute) and other.attr.value == attribute
+        if type(other) is cst.Attribute and other.attr.value == attribute
     ]
     made = [
         other.target

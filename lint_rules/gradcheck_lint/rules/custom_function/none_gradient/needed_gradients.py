@@ -44,23 +44,23 @@ def guards_in(scope: FunctionScope) -> Iterator[Guard]:
     nodes = scope.nodes
     answers = _named_answers(nodes)
     for node in nodes:
-        if isinstance(node, cst.If) and node.orelse is None:
+        if type(node) is cst.If and node.orelse is None:
             index = _asked(node.test, answers)
             if index is not None:
                 yield Guard(node.test, index, names=frozenset(_assigned(node)))
         elif isinstance(node, (cst.Assign, cst.AnnAssign)):
             target, value = assigned_once(node)
             index = _asked_in_place(value, answers)
-            if index is not None and isinstance(target, cst.Name):
-                assert isinstance(value, cst.IfExp)
+            if index is not None and type(target) is cst.Name:
+                assert type(value) is cst.IfExp
                 yield Guard(value.test, index, names=frozenset({target.value}))
-        elif isinstance(node, cst.Return):
+        elif type(node) is cst.Return:
             for place, element in enumerate(elements_of(node.value)):
-                if isinstance(element, cst.StarredElement):
+                if type(element) is cst.StarredElement:
                     break
                 index = _asked_in_place(element, answers)
                 if index is not None:
-                    assert isinstance(element, cst.IfExp)
+                    assert type(element) is cst.IfExp
                     yield Guard(element.test, index, places=frozenset({place}))
 
 
@@ -71,11 +71,11 @@ def _named_answers(nodes: tuple[cst.CSTNode, ...]) -> dict[str, int]:
         target, value = assigned_once(node)
         if (
             isinstance(target, (cst.Tuple, cst.List))
-            and isinstance(value, cst.Attribute)
+            and type(value) is cst.Attribute
             and value.attr.value == "needs_input_grad"
         ):
             for place, element in enumerate(target.elements):
-                if isinstance(element, cst.StarredElement):
+                if type(element) is cst.StarredElement:
                     break
                 name = dotted_name(element.value)
                 if name is not None and name != "_":
@@ -85,7 +85,7 @@ def _named_answers(nodes: tuple[cst.CSTNode, ...]) -> dict[str, int]:
 
 
 def _bound_by(node: cst.CSTNode) -> Iterator[str]:
-    if isinstance(node, cst.Assign):
+    if type(node) is cst.Assign:
         for target in node.targets:
             yield from bound_names(target.target)
     elif isinstance(node, (cst.AnnAssign, cst.AugAssign, cst.NamedExpr, cst.For)):
@@ -94,28 +94,28 @@ def _bound_by(node: cst.CSTNode) -> Iterator[str]:
 
 def _asked_in_place(node: cst.BaseExpression | None, answers: dict[str, int]) -> int | None:
     """Return n of ``g if ctx.needs_input_grad[n] else None``."""
-    if not isinstance(node, cst.IfExp) or not is_none(node.orelse) or is_none(node.body):
+    if type(node) is not cst.IfExp or not is_none(node.orelse) or is_none(node.body):
         return None
     return _asked(node.test, answers)
 
 
 def _asked(test: cst.BaseExpression, answers: dict[str, int]) -> int | None:
     """Return n of ``ctx.needs_input_grad[n]``, or of a name that holds it."""
-    if isinstance(test, cst.Name):
+    if type(test) is cst.Name:
         return answers.get(test.value)
-    if not isinstance(test, cst.Subscript) or not isinstance(test.value, cst.Attribute):
+    if type(test) is not cst.Subscript or type(test.value) is not cst.Attribute:
         return None
     if test.value.attr.value != "needs_input_grad" or len(test.slice) != 1:
         return None
     index = test.slice[0].slice
-    return integer(index.value) if isinstance(index, cst.Index) else None
+    return integer(index.value) if type(index) is cst.Index else None
 
 
 def _assigned(node: cst.If) -> set[str]:
     return {
         name
         for small in small_statements(node.body)
-        if isinstance(small, cst.Assign)
+        if type(small) is cst.Assign
         for target in small.targets
         for name in bound_names(target.target)
         if "." not in name

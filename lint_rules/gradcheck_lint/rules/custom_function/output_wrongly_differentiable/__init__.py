@@ -66,7 +66,7 @@ def _made_by(
     output: cst.BaseExpression, bound: dict[str, list[cst.BaseExpression]], scope: FunctionScope
 ) -> cst.BaseExpression | None:
     """Return what makes an output that is a mask, None if it is something else."""
-    if not isinstance(output, cst.Name):
+    if type(output) is not cst.Name:
         return output if is_mask(output) else None
     sources = bound.get(output.value, [])
     if len(sources) != 1:
@@ -79,6 +79,6 @@ def _names_used(function: AutogradFunction) -> frozenset[str]:
     assert function.backward is not None
     found: set[str] = set()
     for node in function.backward.nodes:
-        if isinstance(node, cst.Name):
+        if type(node) is cst.Name:
             found.add(node.value)
     return frozenset(found)

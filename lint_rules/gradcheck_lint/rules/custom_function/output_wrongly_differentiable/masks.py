@@ -36,12 +36,12 @@ _FLOATING: Final = re.compile(r"\bdtype$|float|double|half")
 
 def is_mask(node: cst.BaseExpression) -> bool:
     """Tell whether an expression is such a mask, or an index, in floating point."""
-    if not isinstance(node, cst.Call):
+    if type(node) is not cst.Call:
         return False
     name = _called(node)
     if name == "where":
         return len(node.args) > 1 and all(_is_constant(each) for each in positional(node)[1:])
-    return isinstance(node.func, cst.Attribute) and _is_made_mask(node, name, node.func.value)
+    return type(node.func) is cst.Attribute and _is_made_mask(node, name, node.func.value)
 
 
 def _is_made_mask(node: cst.Call, name: str, inner: cst.BaseExpression) -> bool:
@@ -65,14 +65,14 @@ def is_filled_mask(name: str, source: cst.BaseExpression, scope: FunctionScope) 
 
 def _writes(name: str, scope: FunctionScope) -> Iterator[bool]:
     """Yield for each write to a name whether it puts a constant there."""
-    for node in scope.nodes:
-        if isinstance(node, cst.AugAssign) and _base_name(node.target) == name:
+    for node in scope.nodes_of(cst.AugAssign, cst.Assign, cst.Call):
+        if type(node) is cst.AugAssign and _base_name(node.target) == name:
             yield False
-        elif isinstance(node, cst.Assign):
+        elif type(node) is cst.Assign:
             for each in node.targets:
-                if isinstance(each.target, cst.Subscript) and _base_name(each.target) == name:
+                if type(each.target) is cst.Subscript and _base_name(each.target) == name:
                     yield is_literal(node.value)
-        elif isinstance(node, cst.Call):
+        elif type(node) is cst.Call:
             method = dotted_name(node.func) or ""
             if dotted_name(keyword(node, "out")) == name:
                 yield False
@@ -84,7 +84,7 @@ _FILLING: Final = frozenset({"scatter_", "fill_", "masked_fill_", "index_fill_"}
 
 
 def _base_name(node: cst.BaseExpression) -> str | None:
-    return dotted_name(node.value if isinstance(node, cst.Subscript) else node)
+    return dotted_name(node.value if type(node) is cst.Subscript else node)
 
 
 def _puts_constant(node: cst.Call) -> bool:
@@ -96,17 +96,17 @@ def _puts_constant(node: cst.Call) -> bool:
 
 def _is_constant(node: cst.BaseExpression) -> bool:
     """Tell whether this is a number, or a tensor filled with one."""
-    return is_literal(node) or (isinstance(node, cst.Call) and _called(node) in _FACTORIES)
+    return is_literal(node) or (type(node) is cst.Call and _called(node) in _FACTORIES)
 
 
 def _is_whole(node: cst.BaseExpression) -> bool:
     """Tell whether this is made of truths or integers."""
-    if isinstance(node, cst.Comparison):
+    if type(node) is cst.Comparison:
         return True
-    if not isinstance(node, cst.Call):
+    if type(node) is not cst.Call:
         return False
     name = _called(node)
-    if isinstance(node.func, cst.Attribute) and name in _SHAPES:
+    if type(node.func) is cst.Attribute and name in _SHAPES:
         return _is_whole(node.func.value)
     return name in _INTEGERS
 
@@ -122,6 +122,6 @@ def _makes_float(node: cst.Call, name: str) -> bool:
 
 
 def _called(node: cst.Call) -> str:
-    if isinstance(node.func, cst.Attribute):
+    if type(node.func) is cst.Attribute:
         return node.func.attr.value
     return last_word(dotted_name(node.func))

@@ -64,6 +64,6 @@ def _is_made_in(loop: Loop, model: str) -> bool:
     return any(
         model in bound_names(target)
         for node in walk(loop.node)
-        if not isinstance(node, cst.For)
+        if type(node) is not cst.For
         for target, _ in assigned_pairs(node)
     )

@@ -69,14 +69,14 @@ _KEEPING: Final = frozenset({"state_dict", "parameters", "named_parameters"})
 
 def _filled(node: cst.CSTNode) -> Iterator[tuple[str, str, cst.BaseExpression]]:
     """Yield a dictionary that a loop fills with the tensors of a model, the model, and how."""
-    owner = _owner_of_items(node.iter) if isinstance(node, cst.For) else None
+    owner = _owner_of_items(node.iter) if type(node) is cst.For else None
     if owner is None:
         return
-    names = {each.value for each in walk(node.target) if isinstance(each, cst.Name)}  # type: ignore[attr-defined]
+    names = {each.value for each in walk(node.target) if type(each) is cst.Name}  # type: ignore[attr-defined]
     for inner in walk(node.body):  # type: ignore[attr-defined]
         for target, value in assigned_pairs(inner):
-            kept = place_name(target.value) if isinstance(target, cst.Subscript) else None
-            is_own = any(isinstance(each, cst.Name) and each.value in names for each in walk(value))
+            kept = place_name(target.value) if type(target) is cst.Subscript else None
+            is_own = any(type(each) is cst.Name and each.value in names for each in walk(value))
             if kept is not None and is_own and _has_same_memory(value):
                 yield kept, owner, value
 
@@ -116,7 +116,7 @@ _MOVES_MODELS: Final = re.compile(rb"\.cuda\(|\.to\(|accelerat|fabric|device_map
 def _is_moved(value: cst.CSTNode) -> bool:
     """Return whether what is kept is moved to the CPU, which copies it where it was elsewhere."""
     return any(
-        isinstance(node, cst.Attribute) and node.attr.value in _MOVES_TO_CPU for node in walk(value)
+        type(node) is cst.Attribute and node.attr.value in _MOVES_TO_CPU for node in walk(value)
     )
 
 
@@ -129,13 +129,13 @@ def _states_in(value: cst.BaseExpression, module: ModuleModel) -> Iterator[tuple
     owner = owner_of_state(value, module)
     if owner is not None:
         yield owner, None
-    elif isinstance(value, cst.Dict):
+    elif type(value) is cst.Dict:
         for element in value.elements:
-            if isinstance(element, cst.DictElement) and isinstance(element.key, cst.SimpleString):
+            if type(element) is cst.DictElement and type(element.key) is cst.SimpleString:
                 owner, key = owner_of_state(element.value, module), plain_string(element.key)
                 if owner is not None and key is not None:
                     yield owner, key
-    elif isinstance(value, cst.Call) and dotted_name(value.func) == "dict":
+    elif type(value) is cst.Call and dotted_name(value.func) == "dict":
         for argument in value.args:
             owner = owner_of_state(argument.value, module)
             if owner is not None and argument.keyword is not None:
@@ -144,8 +144,8 @@ def _states_in(value: cst.BaseExpression, module: ModuleModel) -> Iterator[tuple
 
 def owner_of_state(value: cst.BaseExpression, module: ModuleModel) -> str | None:
     """Return ``model`` of ``model.state_dict()``, also where the dictionary alone is copied."""
-    while isinstance(value, cst.Call):
-        if isinstance(value.func, cst.Attribute):
+    while type(value) is cst.Call:
+        if type(value.func) is cst.Attribute:
             method = value.func.attr.value
             if method in _LISTING:
                 return place_name(value.func.value) if not value.args else None
@@ -176,33 +176,33 @@ def _owner_of_rebuilt(value: cst.DictComp | cst.ListComp) -> str | None:
 def _has_same_memory(element: cst.BaseExpression) -> bool:
     """Return whether this is a name, detached or moved to where it may be: no copy."""
     while isinstance(element, (cst.Call, cst.Attribute)):
-        called = element.func if isinstance(element, cst.Call) else element
-        if not isinstance(called, cst.Attribute) or called.attr.value not in _SAME_MEMORY:
+        called = element.func if type(element) is cst.Call else element
+        if type(called) is not cst.Attribute or called.attr.value not in _SAME_MEMORY:
             return False
         if called.attr.value == "to" and not _is_to_cpu(element):
             return False
         element = called.value
-    return isinstance(element, cst.Name)
+    return type(element) is cst.Name
 
 
 def _owner_of_items(items: cst.BaseExpression) -> str | None:
     """Return ``model`` of ``model.parameters()`` and of ``model.state_dict().items()``."""
-    if not isinstance(items, cst.Call) or not isinstance(items.func, cst.Attribute):
+    if type(items) is not cst.Call or type(items.func) is not cst.Attribute:
         return None
     if items.func.attr.value in {"parameters", "named_parameters"}:
         return dotted_name(items.func.value)
     if items.func.attr.value not in {"items", "values"}:
         return None
     state = items.func.value
-    if isinstance(state, cst.Call) and last_word(dotted_name(state.func)) == "state_dict":
-        assert isinstance(state.func, cst.Attribute)
+    if type(state) is cst.Call and last_word(dotted_name(state.func)) == "state_dict":
+        assert type(state.func) is cst.Attribute
         return dotted_name(state.func.value)
     return None
 
 
 def _is_to_cpu(node: cst.BaseExpression) -> bool:
-    given = node.args if isinstance(node, cst.Call) else ()
-    is_one = len(given) == 1 and isinstance(given[0].value, cst.SimpleString)
+    given = node.args if type(node) is cst.Call else ()
+    is_one = len(given) == 1 and type(given[0].value) is cst.SimpleString
     return is_one and plain_string(given[0].value) == "cpu"  # type: ignore[arg-type]
 
 
@@ -213,8 +213,8 @@ def _loads(module: ModuleModel) -> list[_Load]:
             _Load(function.scope, index, node, owner, state)
             for function in module.functions()
             for index, node in enumerate(function.scope.nodes)
-            if isinstance(node, cst.Call)
-            and isinstance(node.func, cst.Attribute)
+            if type(node) is cst.Call
+            and type(node.func) is cst.Attribute
             and node.func.attr.value == "load_state_dict"
             and node.args
             and boolean(keyword(node, "assign")) is not True
@@ -225,7 +225,7 @@ def _loads(module: ModuleModel) -> list[_Load]:
             _Load(function.scope, index, node, owner, state)
             for function in module.functions()
             for index, node in enumerate(function.scope.nodes)
-            if isinstance(node, cst.For)
+            if type(node) is cst.For
             for owner, state in _copied_back(node)
         ]
     found: list[_Load] = module.memo["loads of states"]
@@ -235,12 +235,12 @@ def _loads(module: ModuleModel) -> list[_Load]:
 def _copied_back(loop: cst.For) -> Iterator[tuple[str, str]]:
     """Yield a model and what a loop copies into its parameters, one by one."""
     over = loop.iter
-    if not isinstance(over, cst.Call) or dotted_name(over.func) != "zip" or len(over.args) != _PAIR:
+    if type(over) is not cst.Call or dotted_name(over.func) != "zip" or len(over.args) != _PAIR:
         return
     owners = [_owner_of_items(argument.value) for argument in over.args]
     places = [place_name(argument.value) for argument in over.args]
     copies = any(
-        isinstance(node, cst.Attribute) and node.attr.value == "copy_" for node in walk(loop.body)
+        type(node) is cst.Attribute and node.attr.value == "copy_" for node in walk(loop.body)
     )
     for owner, state in ((owners[0], places[1]), (owners[1], places[0])):
         if copies and owner is not None and state is not None:
@@ -252,7 +252,7 @@ _PAIR: Final = 2
 
 def without_copy(state: cst.BaseExpression) -> cst.BaseExpression:
     """Return what is copied when it is loaded, which is too late."""
-    is_copied = isinstance(state, cst.Call) and len(state.args) == 1
+    is_copied = type(state) is cst.Call and len(state.args) == 1
     if is_copied and last_word(dotted_name(state.func)) in {"deepcopy", "copy"}:  # type: ignore[attr-defined]
         return state.args[0].value  # type: ignore[attr-defined,no-any-return]
     return state
@@ -302,7 +302,7 @@ def _makes_anew(node: cst.CSTNode, owner: str) -> bool:
 
 def _may_train(node: cst.CSTNode, load: _Load, function: FunctionModel) -> bool:
     """Return whether a call steps an optimizer, or changes the model in another way."""
-    if not isinstance(node, cst.Call) or node is load.node:
+    if type(node) is not cst.Call or node is load.node:
         return False
     name = dotted_name(node.func) or ""
     method = last_word(name)
@@ -348,12 +348,12 @@ def _is_changed(module: ModuleModel, function: FunctionModel, kept: str) -> bool
     is_own = "." in kept
     for other in module.functions() if is_own else [function]:
         for node in other.scope.nodes:
-            if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+            if type(node) is cst.Call and type(node.func) is cst.Attribute:
                 is_change = node.func.attr.value in {"update", "pop", "setdefault"}
                 if is_change and place_name(node.func.value) == kept:
                     return True
             for target, value in assigned_pairs(node):
-                if isinstance(target, cst.Subscript) and place_name(target.value) == kept:
+                if type(target) is cst.Subscript and place_name(target.value) == kept:
                     if string_index(target) is None:
                         return True
                 elif place_name(target) == kept and any(

@@ -27,9 +27,7 @@ __all__ = ["own_copies"]
 def own_copies(function: FunctionModel) -> Iterator[Violation]:
     """Yield where a model is loaded with its own state, or parameters are written to themselves."""
     is_test = function.scope.name.rpartition(".")[2].startswith("test")
-    for node in function.scope.nodes:
-        if not isinstance(node, (cst.Call, cst.For)):
-            continue
+    for node in function.scope.nodes_of(cst.Call, cst.For):
         given = _given_to_itself(node, function)
         if given is not None:
             yield Violation(
@@ -56,14 +54,14 @@ def _given_to_itself(node: cst.Call | cst.For, function: FunctionModel) -> str |
 
 def _followed(node: cst.CSTNode, module: ModuleModel) -> Iterator[tuple[str, str]]:
     """Yield what is loaded, or written to in a loop, and what it is given the values of."""
-    if isinstance(node, cst.For) and isinstance(node.iter, cst.Call) and _writes(node):
+    if type(node) is cst.For and type(node.iter) is cst.Call and _writes(node):
         if dotted_name(node.iter.func) == "zip":
             owners = [parameters_of(argument.value) for argument in node.iter.args]
             known = [owner for owner in owners if owner is not None]
             yield from itertools.combinations(known, 2)
         return
-    loaded = node.func if isinstance(node, cst.Call) and node.args else None
-    if isinstance(loaded, cst.Attribute) and loaded.attr.value == "load_state_dict":
+    loaded = node.func if type(node) is cst.Call and node.args else None
+    if type(loaded) is cst.Attribute and loaded.attr.value == "load_state_dict":
         owner = place_name(loaded.value)
         state = owner_of_state(without_copy(node.args[0].value), module)  # type: ignore[attr-defined]
         if owner is not None and state is not None:
@@ -72,7 +70,7 @@ def _followed(node: cst.CSTNode, module: ModuleModel) -> Iterator[tuple[str, str
 
 def _copied(call: cst.Call) -> str | None:
     """Return ``x`` of ``x.copy_(x)`` and of ``x.data.copy_(x.detach())``."""
-    if not isinstance(call.func, cst.Attribute) or call.func.attr.value != "copy_" or not call.args:
+    if type(call.func) is not cst.Attribute or call.func.attr.value != "copy_" or not call.args:
         return None
     written = _place(call.func.value)
     return written if written is not None and written == _place(call.args[0].value) else None
@@ -81,8 +79,8 @@ def _copied(call: cst.Call) -> str | None:
 def _place(node: cst.BaseExpression) -> str | None:
     """Return the tensor that this is, also as ``data``, detached or copied."""
     while True:
-        called = node.func if isinstance(node, cst.Call) and not node.args else node
-        if not isinstance(called, cst.Attribute) or called.attr.value not in _SAME_NUMBERS:
+        called = node.func if type(node) is cst.Call and not node.args else node
+        if type(called) is not cst.Attribute or called.attr.value not in _SAME_NUMBERS:
             return place_name(node)
         node = called.value
 
@@ -94,13 +92,13 @@ def _writes(loop: cst.For) -> bool:
     """Return whether a loop writes to what it goes through."""
     names = frozenset(bound_names(loop.target))
     for node in walk(loop.body):
-        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+        if type(node) is cst.Call and type(node.func) is cst.Attribute:
             written = dotted_name(node.func.value)
             is_in_place = node.func.attr.value.endswith("_") and written is not None
             if is_in_place and first_word(written) in names:
                 return True
-        target = node.target if isinstance(node, cst.AssignTarget) else None
-        if isinstance(target, cst.Attribute) and first_word(dotted_name(target) or "") in names:
+        target = node.target if type(node) is cst.AssignTarget else None
+        if type(target) is cst.Attribute and first_word(dotted_name(target) or "") in names:
             return True
     return False
 

@@ -55,7 +55,7 @@ def _made(function: FunctionModel) -> dict[str, _Made]:
     made: dict[str, _Made] = {
         name: _Made(function.scope.node, "") for name in function.scope.parameters
     }
-    for node in function.scope.nodes:
+    for node in function.scope.nodes_of(cst.Assign, cst.AnnAssign):
         for target, value in assigned_pairs(node):
             name = dotted_name(target)
             if name is not None:
@@ -73,18 +73,17 @@ def _is_set_elsewhere(function: FunctionModel, name: str) -> bool:
         dotted_name(target) == name
         for method in owner.methods.values()
         if method is not function.scope
-        for node in method.nodes
-        for target, _ in assigned_pairs(node)
+        for target, _ in method.assignments
     )
 
 
 def _same_module(value: cst.BaseExpression, function: FunctionModel) -> str | None:
     """Return the place of a module that a value is, itself or with the same parameters."""
-    while isinstance(value, cst.Call):
+    while type(value) is cst.Call:
         name = function.module.scopes.resolve_import(dotted_name(value.func) or "")
         if name == "copy.copy" and len(value.args) == 1:
             value = value.args[0].value
-        elif isinstance(value.func, cst.Attribute) and value.func.attr.value in _ITSELF:
+        elif type(value.func) is cst.Attribute and value.func.attr.value in _ITSELF:
             value = value.func.value
         else:
             return None
@@ -100,8 +99,7 @@ def _followers(module: ModuleModel) -> set[frozenset[str]]:
         module.memo["followers"] = {
             frozenset({last_word(one), last_word(other)})
             for function in module.functions()
-            for node in function.scope.nodes
-            if isinstance(node, cst.Call)
+            for node in function.scope.nodes_of(cst.Call)
             for one, other in _copied(node)
             if last_word(one) != last_word(other)
         }
@@ -111,7 +109,7 @@ def _followers(module: ModuleModel) -> set[frozenset[str]]:
 
 def _copied(call: cst.Call) -> Iterator[tuple[str, str]]:
     """Yield the pairs of networks of which one is loaded, or gone through, with the other."""
-    if isinstance(call.func, cst.Attribute) and call.func.attr.value == "load_state_dict":
+    if type(call.func) is cst.Attribute and call.func.attr.value == "load_state_dict":
         owner, state = dotted_name(call.func.value), call.args[0].value if call.args else None
         other = _owner_of(state, {"state_dict"})
         if owner is not None and other is not None:
@@ -128,13 +126,13 @@ _PARAMETERS: Final = frozenset({"parameters", "named_parameters", "buffers"})
 
 def parameters_of(node: cst.BaseExpression) -> str | None:
     """Return ``model`` of ``model.parameters()``, and of a list of them."""
-    if isinstance(node, cst.Call) and dotted_name(node.func) in {"list", "tuple"} and node.args:
+    if type(node) is cst.Call and dotted_name(node.func) in {"list", "tuple"} and node.args:
         node = node.args[0].value
     return _owner_of(node, _PARAMETERS)
 
 
 def _owner_of(node: cst.BaseExpression | None, methods: frozenset[str] | set[str]) -> str | None:
     """Return ``model`` of ``model.parameters()``."""
-    if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+    if type(node) is cst.Call and type(node.func) is cst.Attribute:
         return dotted_name(node.func.value) if node.func.attr.value in methods else None
     return None

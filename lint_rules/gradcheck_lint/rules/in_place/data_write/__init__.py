@@ -116,7 +116,7 @@ def _of_computed(event: InPlace, written: Value, function: FunctionModel) -> Vio
 def _passes_straight_through(event: InPlace, written: Value) -> bool:
     """Tell whether the gradient may well pass by the change: a clone that gets other values."""
     made = written.node
-    is_clone = isinstance(made, cst.Call) and (dotted_name(made.func) or "").endswith("clone")
+    is_clone = type(made) is cst.Call and (dotted_name(made.func) or "").endswith("clone")
     if is_clone and event.operation in {"copy_()", "subscript assignment"}:
         return True
     # What softmax makes of a score of minus infinity has no gradient anyway.

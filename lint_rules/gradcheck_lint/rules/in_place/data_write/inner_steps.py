@@ -47,7 +47,7 @@ def graphs_thrown_away(function: FunctionModel) -> Iterator[Violation]:
 
 
 def _asks_for_graph(value: cst.BaseExpression, function: FunctionModel) -> bool:
-    if not isinstance(value, cst.Call):
+    if type(value) is not cst.Call:
         return False
     name = function.module.scopes.resolve_import(dotted_name(value.func) or "")
     return name == "torch.autograd.grad" and boolean(keyword(value, "create_graph")) is True
@@ -66,9 +66,9 @@ def _elements(loop: cst.For | cst.CompFor, names: set[str]) -> list[cst.CSTNode]
     source = loop.iter
     if dotted_name(source) in names:
         return [loop.target]
-    if not isinstance(source, cst.Call) or dotted_name(source.func) != "zip":
+    if type(source) is not cst.Call or dotted_name(source.func) != "zip":
         return []
-    if not isinstance(loop.target, cst.Tuple):
+    if type(loop.target) is not cst.Tuple:
         return []
     pairs = zip(loop.target.elements, positional(source), strict=False)
     return [element.value for element, given in pairs if dotted_name(given) in names]
@@ -101,26 +101,26 @@ def _binding_parts(node: cst.CSTNode) -> list[cst.CSTNode]:
     """Return the parts of a node that bind names, or go through their elements alone."""
     if isinstance(node, (cst.For, cst.CompFor)):
         return [node.target, node.iter]
-    if isinstance(node, cst.Arg) and node.keyword is not None:
+    if type(node) is cst.Arg and node.keyword is not None:
         return [node.keyword]
-    if isinstance(node, cst.Attribute):
+    if type(node) is cst.Attribute:
         return [node.attr]
-    return [node.target] if isinstance(node, cst.AssignTarget) else []
+    return [node.target] if type(node) is cst.AssignTarget else []
 
 
 def _is_unseen_write(node: cst.CSTNode, is_unrecorded: bool) -> bool:
     """Return whether a statement or call writes to memory in a way that no graph sees."""
     written: cst.CSTNode | None = None
-    if isinstance(node, cst.AugAssign):
+    if type(node) is cst.AugAssign:
         written = node.target
-    elif isinstance(node, cst.Assign) and len(node.targets) == 1:
+    elif type(node) is cst.Assign and len(node.targets) == 1:
         written = node.targets[0].target
         is_unrecorded = False
-    elif isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+    elif type(node) is cst.Call and type(node.func) is cst.Attribute:
         written = node.func.value if node.func.attr.value in INPLACE_METHODS else None
     if written is None:
         return False
-    is_data = isinstance(written, cst.Attribute) and written.attr.value == "data"
+    is_data = type(written) is cst.Attribute and written.attr.value == "data"
     return is_data or is_unrecorded
 
 

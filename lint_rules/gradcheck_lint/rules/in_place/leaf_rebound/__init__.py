@@ -71,7 +71,7 @@ def _updated_in_loops(function: FunctionModel) -> Iterator[Violation]:
     """Yield `w = w - lr * w.grad` in a loop that made no leaf of it."""
     for loop in function.loops():
         for node in walk(loop.node):
-            if not isinstance(node, cst.Assign) or len(node.targets) != 1:
+            if type(node) is not cst.Assign or len(node.targets) != 1:
                 continue
             name = dotted_name(node.targets[0].target)
             if name is None or name.partition(".")[0] in loop.targets:
@@ -112,11 +112,10 @@ def _put_back(function: FunctionModel) -> Iterator[Violation]:
     for update, name in updates:
         kept = [
             target
-            for node in scope.nodes
-            if isinstance(node, cst.Assign)
+            for node in scope.nodes_of(cst.Assign)
             for each in node.targets
             for target, value in pairs_of(each.target, node.value)
-            if isinstance(target, cst.Subscript) and dotted_name(value) == name
+            if type(target) is cst.Subscript and dotted_name(value) == name
         ]
         if kept and not _is_made_leaf(name, function):
             place = function.module.code(kept[0])
@@ -132,19 +131,17 @@ def _put_back(function: FunctionModel) -> Iterator[Violation]:
 
 def _is_made_leaf(name: str, function: FunctionModel) -> bool:
     return any(
-        isinstance(node, cst.Attribute)
-        and node.attr.value in _LEAF_WORDS
-        and dotted_name(node.value) == name
-        for node in function.scope.nodes
+        node.attr.value in _LEAF_WORDS and dotted_name(node.value) == name
+        for node in function.scope.nodes_of(cst.Attribute)
     )
 
 
 def _updates_of_itself(function: FunctionModel) -> Iterator[tuple[cst.Assign, str]]:
     """Yield each `w = w - lr * w.grad` with the name."""
-    for node in function.scope.nodes:
-        if isinstance(node, cst.Assign) and len(node.targets) == 1:
+    for node in function.scope.nodes_of(cst.Assign):
+        if len(node.targets) == 1:
             target = node.targets[0].target
-            if isinstance(target, cst.Name) and _is_update(node.value, target.value, function):
+            if type(target) is cst.Name and _is_update(node.value, target.value, function):
                 yield node, target.value
 
 
@@ -155,9 +152,7 @@ def _updated_on_self(function: FunctionModel) -> Iterator[Violation]:
     if maker is None or maker is scope or first != maker.first_parameter:
         return
     in_loops = {id(inner) for loop in function.loops() for inner in walk(loop.node)}
-    for node in scope.nodes:
-        if type(node) not in ASSIGNING:
-            continue
+    for node in scope.nodes_of(cst.Assign, cst.AnnAssign):
         target, value = assigned_once(node)
         path = dotted_name(target)
         if path is None or value is None or path.rpartition(".")[0] != first:
@@ -191,12 +186,10 @@ def _is_set_elsewhere(path: str, function: FunctionModel) -> bool:
         for method in owner.methods.values():
             if method is scope or method.name.endswith("__init__") or attribute not in method.words:
                 continue
-            for node in method.nodes:
-                if isinstance(node, cst.AssignTarget) and attribute in (
-                    dotted_name(node.target) or ""
-                ):
+            for node in method.nodes_of(cst.AssignTarget, cst.Attribute):
+                if type(node) is cst.AssignTarget and attribute in (dotted_name(node.target) or ""):
                     return True
-                if isinstance(node, cst.Attribute) and node.attr.value in _LEAF_WORDS:
+                if type(node) is cst.Attribute and node.attr.value in _LEAF_WORDS:
                     return True
     return False
 
@@ -215,7 +208,7 @@ _OTHER_DTYPES = frozenset(
 
 def _asks_for_default(conversion: cst.Call) -> bool:
     """Tell whether a conversion is one to float32, which leaves a float32 Parameter as it is."""
-    assert isinstance(conversion.func, cst.Attribute)
+    assert type(conversion.func) is cst.Attribute
     if conversion.func.attr.value == "float":
         return True
     return len(conversion.args) == 1 and dotted_name(conversion.args[0].value) in _DEFAULT_DTYPES
@@ -223,7 +216,7 @@ def _asks_for_default(conversion: cst.Call) -> bool:
 
 def _may_be_default(parameter: cst.BaseExpression) -> bool:
     """Tell whether nothing says that a Parameter is made of anything else than float32."""
-    names = (inner.value for inner in walk(parameter) if isinstance(inner, cst.Name))
+    names = (inner.value for inner in walk(parameter) if type(inner) is cst.Name)
     return _OTHER_DTYPES.isdisjoint(names)
 
 
@@ -231,8 +224,8 @@ def _becomes_leaf(value: Value, name: str, function: FunctionModel) -> bool:
     """Tell whether a tensor is made a leaf by a statement: ``w.requires_grad_()``."""
     if value.kind not in {Kind.PLAIN, Kind.UNKNOWN}:
         return False
-    for node in function.scope.nodes:
-        if isinstance(node, cst.Expr) and isinstance(node.value, cst.Call):
+    for node in function.scope.nodes_of(cst.Expr, cst.Assign):
+        if type(node) is cst.Expr and type(node.value) is cst.Call:
             called = node.value
             wanted = [argument.value for argument in called.args]
             if dotted_name(called.func) == f"{name}.requires_grad_" and (
@@ -240,7 +233,7 @@ def _becomes_leaf(value: Value, name: str, function: FunctionModel) -> bool:
             ):
                 return True
         elif (
-            isinstance(node, cst.Assign)
+            type(node) is cst.Assign
             and boolean(node.value) is True
             and any(dotted_name(each.target) == f"{name}.requires_grad" for each in node.targets)
         ):
@@ -250,13 +243,13 @@ def _becomes_leaf(value: Value, name: str, function: FunctionModel) -> bool:
 
 def _is_update(node: cst.BaseExpression, name: str, function: FunctionModel) -> bool:
     """Tell whether the value is computed of the leaf and of its gradient."""
-    if isinstance(node, cst.Call):
-        last = node.func.attr.value if isinstance(node.func, cst.Attribute) else ""
+    if type(node) is cst.Call:
+        last = node.func.attr.value if type(node.func) is cst.Attribute else ""
         imported = function.module.scopes.resolve_import(dotted_name(node.func) or "")
         is_torch = imported is not None and imported.rpartition(".")[0] == "torch"
         if last not in _UPDATING or (imported is not None and not is_torch):
             return False
-    elif not isinstance(node, cst.BinaryOperation):
+    elif type(node) is not cst.BinaryOperation:
         return False
     named = {
         dotted_name(inner) for inner in walk(node) if isinstance(inner, (cst.Name, cst.Attribute))
@@ -272,23 +265,23 @@ _UPDATING = frozenset(
 def _is_leaf_again(loop: cst.CSTNode, name: str, function: FunctionModel) -> bool:
     """Tell whether the loop makes a leaf of it, binds it anew, or hands it to what may do so."""
     for node in walk(loop):
-        if isinstance(node, cst.Attribute):
+        if type(node) is cst.Attribute:
             if node.attr.value in _LEAF_WORDS and dotted_name(node.value) == name:
                 return True
         elif isinstance(node, (cst.AnnAssign, cst.NamedExpr, cst.For)):
             if node is not loop and name in bound_names(node.target):
                 return True
-        elif isinstance(node, cst.Assign):
+        elif type(node) is cst.Assign:
             targets = [target.target for target in node.targets]
             if any(name in bound_names(target) for target in targets) and not _is_update(
                 node.value, name, function
             ):
                 return True
-        elif isinstance(node, cst.Expr) and isinstance(node.value, cst.Call):
+        elif type(node) is cst.Expr and type(node.value) is cst.Call:
             called = node.value
-            if isinstance(called.func, cst.Name) and called.func.value not in HARMLESS_BUILTINS:
+            if type(called.func) is cst.Name and called.func.value not in HARMLESS_BUILTINS:
                 handed = [argument.value for argument in called.args]
-                if any(isinstance(known, cst.Name) and known.value == name for known in handed):
+                if any(type(known) is cst.Name and known.value == name for known in handed):
                     return True
     return False
 
@@ -299,7 +292,7 @@ _LEAF_WORDS = frozenset({"requires_grad_", "requires_grad", "retain_grad"})
 def _is_used_whole(loop: cst.CSTNode, owner: str) -> bool:
     """Tell whether the loop hands an object on or calls a method of it, which may change it."""
     for node in walk(loop):
-        if not isinstance(node, cst.Call):
+        if type(node) is not cst.Call:
             continue
         if any(dotted_name(argument.value) == owner for argument in node.args):
             return True
@@ -334,17 +327,17 @@ def _converted(function: FunctionModel) -> Iterator[Violation]:
             continue
         assert value is not None
         operands: list[cst.BaseExpression] = []
-        if isinstance(value, cst.BinaryOperation):
+        if type(value) is cst.BinaryOperation:
             operands = [value.left, value.right]
         elif (
-            isinstance(value, cst.Call)
-            and isinstance(value.func, cst.Attribute)
+            type(value) is cst.Call
+            and type(value.func) is cst.Attribute
             and value.func.attr.value in _CONVERSIONS
             and not (_asks_for_default(value) and _may_be_default(value.func.value))
         ):
             operands = [value.func.value]
         for operand in operands:
-            if not isinstance(operand, cst.Call):
+            if type(operand) is not cst.Call:
                 continue
             if scopes.resolve_import(dotted_name(operand.func) or "") in PARAMETER_CLASSES:
                 yield Violation(

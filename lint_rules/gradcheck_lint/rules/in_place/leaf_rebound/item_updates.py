@@ -90,7 +90,7 @@ def _updates(function: FunctionModel, nodes: Sequence[cst.CSTNode]) -> Iterator[
         if type(node) not in ASSIGNING:
             continue
         target, value = assigned_once(node)
-        if isinstance(target, cst.Subscript) and isinstance(value, cst.BinaryOperation):
+        if type(target) is cst.Subscript and type(value) is cst.BinaryOperation:
             container = dotted_name(target.value)
             names = {text(target), *_items_within(loops, node, container)}
             item = next((name for name in names if _is_computed_of(value, name, text)), None)
@@ -116,7 +116,7 @@ def _names_of_items(
     """Yield the names that a loop gives the items of a container, and perhaps their keys."""
     path = dotted_name(iterated)
     wanted = {container, f"{container}.items", f"{container}.values"}
-    if isinstance(iterated, cst.Call):
+    if type(iterated) is cst.Call:
         path = dotted_name(iterated.func)
         if path in {"enumerate", "list", "zip"} and iterated.args:
             path = dotted_name(iterated.args[0].value)
@@ -128,12 +128,12 @@ def _item_of_comprehension(
     value: cst.BaseExpression | None, container: str | None, text: _Text
 ) -> str | None:
     """Return what a comprehension over a container computes anew for each of its items."""
-    if isinstance(value, cst.Call) and dotted_name(value.func) in {"dict", "list", "tuple"}:
+    if type(value) is cst.Call and dotted_name(value.func) in {"dict", "list", "tuple"}:
         value = value.args[0].value if value.args else None
     if not isinstance(value, _COMPREHENSIONS) or container is None:
         return None
     made = value.value if isinstance(value, cst.DictComp) else value.elt
-    if not isinstance(made, cst.BinaryOperation):
+    if type(made) is not cst.BinaryOperation:
         return None
     names = _names_of_items(value.for_in.target, value.for_in.iter, container)
     return next((name for name in names if _is_computed_of(made, name, text)), None)
@@ -154,7 +154,7 @@ def _is_seen_to(update: ItemUpdate, inside: Sequence[cst.CSTNode]) -> bool:
     root = first_word(update.container)
     own = {id(below) for below in walk(update.node)}
     for node in inside:
-        if isinstance(node, cst.Name) and node.value in _LEAF_WORDS:
+        if type(node) is cst.Name and node.value in _LEAF_WORDS:
             return True
         if isinstance(node, (cst.Break, cst.Return)):
             return True
@@ -162,9 +162,9 @@ def _is_seen_to(update: ItemUpdate, inside: Sequence[cst.CSTNode]) -> bool:
             bound = set(bound_names(node.target))
             if id(node) not in own and not bound.isdisjoint({root, update.container}):
                 return True
-        if isinstance(node, cst.Expr) and isinstance(node.value, cst.Call):
+        if type(node) is cst.Expr and type(node.value) is cst.Call:
             called = node.value
-            is_plain = isinstance(called.func, cst.Name) and called.func.value in HARMLESS_BUILTINS
+            is_plain = type(called.func) is cst.Name and called.func.value in HARMLESS_BUILTINS
             handed = {dotted_name(argument.value) for argument in called.args}
             if not is_plain and update.container in handed:
                 return True

@@ -36,19 +36,19 @@ def lost_updates(function: FunctionModel) -> Iterator[tuple[cst.Assign, str]]:
 
 def _parameters_among(target: cst.BaseExpression, iterated: cst.BaseExpression) -> Iterator[str]:
     """Yield the names in the target of a loop that hold parameters."""
-    called = dotted_name(iterated.func) if isinstance(iterated, cst.Call) else None
-    if not isinstance(iterated, cst.Call) or called is None:
+    called = dotted_name(iterated.func) if type(iterated) is cst.Call else None
+    if type(iterated) is not cst.Call or called is None:
         return
     word = called.rpartition(".")[2]
     if word == "parameters":
-        if isinstance(target, cst.Name):
+        if type(target) is cst.Name:
             yield target.value
         return
-    if not isinstance(target, cst.Tuple):
+    if type(target) is not cst.Tuple:
         return
     targets = [element.value for element in target.elements]
     given = [argument.value for argument in iterated.args]
-    if word == "named_parameters" and len(targets) == 2 and isinstance(targets[1], cst.Name):  # noqa: PLR2004 - name and parameter
+    if word == "named_parameters" and len(targets) == 2 and type(targets[1]) is cst.Name:  # noqa: PLR2004 - name and parameter
         yield targets[1].value
     elif called == "enumerate" and len(targets) == 2 and given:  # noqa: PLR2004 - number and item
         yield from _parameters_among(targets[1], given[0])
@@ -65,7 +65,7 @@ def _last_update(loop: cst.For, name: str) -> cst.Assign | None:
     update: cst.Assign | None = None
     unread: set[int] = set()
     for node in order:
-        if isinstance(node, cst.Assign) and len(node.targets) == 1:
+        if type(node) is cst.Assign and len(node.targets) == 1:
             target = dotted_name(node.targets[0].target)
             if target == name and update is None:
                 if id(node) in inner or not _computes(node.value, name):
@@ -89,7 +89,7 @@ def _is_name(node: cst.CSTNode, name: str) -> bool:
 
 def _computes(value: cst.BaseExpression, name: str) -> bool:
     """Tell whether this is arithmetic with what the name holds."""
-    is_arithmetic = isinstance(value, cst.BinaryOperation)
+    is_arithmetic = type(value) is cst.BinaryOperation
     return is_arithmetic and any(_is_name(node, name) for node in walk(value))
 
 
@@ -101,7 +101,7 @@ def _is_read_elsewhere(nodes: Sequence[cst.CSTNode], loop: cst.For, name: str) -
 
 def _bound_for_itself(node: cst.CSTNode) -> frozenset[str]:
     """Return the names that a loop or a comprehension binds for what is in it."""
-    if isinstance(node, cst.For):
+    if type(node) is cst.For:
         return frozenset(bound_names(node.target))
     if isinstance(node, _COMPREHENSIONS):
         return frozenset(bound_names(node.for_in.target))

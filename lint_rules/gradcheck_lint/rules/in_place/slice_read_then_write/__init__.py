@@ -88,10 +88,10 @@ def _target_and_slices(
 ) -> tuple[cst.Subscript, SavedSlices] | tuple[None, None]:
     """Return the item that is written to, and what of the same tensor is saved for that."""
     node = event.node
-    target = node.target if isinstance(node, cst.AugAssign) else node
-    if not isinstance(target, cst.Subscript) or (name := dotted_name(target.value)) is None:
+    target = node.target if type(node) is cst.AugAssign else node
+    if type(target) is not cst.Subscript or (name := dotted_name(target.value)) is None:
         return None, None
-    saved = saved_by_augmented(node, name) if isinstance(node, cst.AugAssign) else None
+    saved = saved_by_augmented(node, name) if type(node) is cst.AugAssign else None
     if saved is None and event.source is not None:
         saved = saved_slices(event.source, name, function)
     return (None, None) if saved is None else (target, saved)
@@ -159,7 +159,7 @@ def _is_recorded(value: Value) -> bool:
 
 def _has_graph_itself(node: cst.BaseExpression, name: str, function: FunctionModel) -> bool:
     """Tell whether an operand surely has a graph: it is a slice of the same tensor, or known."""
-    base = node.value if isinstance(node, cst.Subscript) else node
+    base = node.value if type(node) is cst.Subscript else node
     path = dotted_name(base)
     if path is None:
         return False
@@ -189,8 +189,8 @@ def _need_of(node: cst.BaseExpression, name: str, function: FunctionModel) -> _N
     """
     if _has_graph_itself(node, name, function):
         return _Need.SURELY
-    base = node.value if isinstance(node, cst.Subscript) else node
-    if isinstance(base, cst.Call):
+    base = node.value if type(node) is cst.Subscript else node
+    if type(base) is cst.Call:
         return _need_of_result(base, function)
     if isinstance(base, (cst.BinaryOperation, cst.UnaryOperation)):
         parts = [each for each in child_list(base) if isinstance(each, cst.BaseExpression)]
@@ -235,15 +235,14 @@ def _may_be_recorded(value: Value, node: cst.BaseExpression, function: FunctionM
         return False
     if value.origin is not Origin.ARGUMENT:
         # What is unpacked or looped over may well be sizes.
-        return value.origin is Origin.CALL and isinstance(value.node, cst.Call)
-    if isinstance(node, cst.Subscript):
+        return value.origin is Origin.CALL and type(value.node) is cst.Call
+    if type(node) is cst.Subscript:
         return not all(
-            isinstance(part.slice, cst.Index) and is_literal(part.slice.value)
-            for part in node.slice
+            type(part.slice) is cst.Index and is_literal(part.slice.value) for part in node.slice
         )
     # A number has no attributes that anybody asks for.
     return any(
-        isinstance(each, cst.Attribute) and dotted_name(each.value) == value.name
+        type(each) is cst.Attribute and dotted_name(each.value) == value.name
         for each in walk(function.scope.node)
     )
 

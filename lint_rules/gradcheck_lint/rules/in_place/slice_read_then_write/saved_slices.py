@@ -50,19 +50,19 @@ def saved_slices(node: cst.CSTNode, name: str, function: FunctionModel) -> Saved
 def saved_by_augmented(node: cst.AugAssign, name: str) -> SavedSlices | None:
     """Return the slice that ``x[i] *= x[j]`` saves; of ``x[i]`` itself it saves a copy."""
     is_product = isinstance(node.operator, (cst.MultiplyAssign, cst.DivideAssign))
-    if is_product and isinstance(node.value, cst.Subscript) and _is_of(node.value, name):
+    if is_product and type(node.value) is cst.Subscript and _is_of(node.value, name):
         return SavedSlices([node.value], [node.target])
     return None
 
 
 def _saved_by(node: cst.CSTNode, name: str, function: FunctionModel) -> SavedSlices | None:
-    if isinstance(node, cst.BinaryOperation):
+    if type(node) is cst.BinaryOperation:
         return _saved_by_operator(node, name)
-    if not isinstance(node, cst.Call):
+    if type(node) is not cst.Call:
         return None
     func, handed = node.func, positional(node)
-    receiver = func.value if isinstance(func, cst.Attribute) else None
-    last = func.attr.value if isinstance(func, cst.Attribute) else (dotted_name(func) or "")
+    receiver = func.value if type(func) is cst.Attribute else None
+    last = func.attr.value if type(func) is cst.Attribute else (dotted_name(func) or "")
     slices = _slices(handed, name)
     if slices and last in _PRODUCT_CALLS:
         operands = [*handed, *([receiver] if receiver else [])]  # `gate.mul(slice)`
@@ -84,7 +84,7 @@ def _is_function(func: cst.BaseExpression, function: FunctionModel) -> bool:
 
 def _saved_by_operator(node: cst.BinaryOperation, name: str) -> SavedSlices | None:
     operands = [node.left, node.right]
-    if isinstance(node.operator, cst.Power) and is_literal(node.right):
+    if type(node.operator) is cst.Power and is_literal(node.right):
         slices = _slices([node.left], name)
         return SavedSlices(slices, list(slices)) if slices else None
     if not isinstance(node.operator, _PRODUCTS) or any(map(is_literal, operands)):
@@ -97,9 +97,7 @@ def _saved_by_operator(node: cst.BinaryOperation, name: str) -> SavedSlices | No
 
 def _slices(operands: list[cst.BaseExpression], name: str) -> list[cst.Subscript]:
     return [
-        operand
-        for operand in operands
-        if isinstance(operand, cst.Subscript) and _is_of(operand, name)
+        operand for operand in operands if type(operand) is cst.Subscript and _is_of(operand, name)
     ]
 
 
@@ -133,9 +131,9 @@ def _called(func: cst.BaseExpression, function: FunctionModel) -> Values:
 
 def _first_layer(value: Value, function: FunctionModel) -> str:
     """Return the class of a layer, or of the first one of a Sequential."""
-    if value.name != "torch.nn.Sequential" or not isinstance(value.node, cst.Call):
+    if value.name != "torch.nn.Sequential" or type(value.node) is not cst.Call:
         return value.name
     layers = positional(value.node)
-    if not layers or not isinstance(layers[0], cst.Call):
+    if not layers or type(layers[0]) is not cst.Call:
         return ""
     return function.module.scopes.resolve_import(dotted_name(layers[0].func) or "") or ""

@@ -74,7 +74,7 @@ def _reaches(
                 if name not in seen:
                     seen.add(name)
                     stack.extend(bound.get(name, ()))
-        if isinstance(node, cst.Call) and not hands_on(node):
+        if type(node) is cst.Call and not hands_on(node):
             stack.append(node.func)
         else:
             stack.extend(child_list(node))
@@ -84,7 +84,7 @@ def _reaches(
 def _hands_on(node: cst.Call, function: FunctionModel, *, through_unknown: bool) -> bool:
     """Tell whether the arguments of a call may flow into what it returns."""
     func = node.func
-    if not isinstance(func, cst.Attribute):
+    if type(func) is not cst.Attribute:
         return True
     name = func.attr.value
     if name in _OF_TENSORS or any(word in name.lower() for word in _OF_LOSSES):
@@ -110,7 +110,7 @@ def _bound(function: FunctionModel) -> dict[str, list[cst.CSTNode]]:
 
 
 def _bindings(node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.CSTNode]]:
-    if isinstance(node, cst.Assign):
+    if type(node) is cst.Assign:
         for each in node.targets:
             yield _base(each.target), node.value
     elif isinstance(node, (cst.AnnAssign, cst.AugAssign, cst.NamedExpr)):
@@ -118,12 +118,12 @@ def _bindings(node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.CSTNo
             yield _base(node.target), node.value
     elif isinstance(node, (cst.For, cst.CompFor)):
         yield node.target, node.iter
-    elif isinstance(node, cst.WithItem) and node.asname is not None:
+    elif type(node) is cst.WithItem and node.asname is not None:
         if isinstance(node.asname.name, (cst.Name, cst.Tuple, cst.List)):
             yield node.asname.name, node.item
     elif (
-        isinstance(node, cst.Call)
-        and isinstance(node.func, cst.Attribute)
+        type(node) is cst.Call
+        and type(node.func) is cst.Attribute
         and node.func.attr.value in _FILLS
     ):
         for argument in node.args:
@@ -132,7 +132,7 @@ def _bindings(node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.CSTNo
 
 def _base(target: cst.BaseExpression) -> cst.BaseExpression:
     """Return ``x`` of ``x[0]["a"]``: what is put into a part is in the whole."""
-    while isinstance(target, cst.Subscript):
+    while type(target) is cst.Subscript:
         target = target.value
     return target
 

@@ -41,12 +41,12 @@ def _differentiates(called: FunctionModel, path: str) -> cst.CSTNode | None:
     """Return the last statement of a method about an attribute that it binds, if a backward()."""
     last: cst.CSTNode | None = None
     is_bound = False
-    for node in called.scope.nodes:
-        if isinstance(node, cst.AssignTarget) and dotted_name(node.target) == path:
+    for node in called.scope.nodes_of(cst.AssignTarget, cst.Call):
+        if type(node) is cst.AssignTarget and dotted_name(node.target) == path:
             is_bound, last = True, None
         elif (
-            isinstance(node, cst.Call)
-            and isinstance(node.func, cst.Attribute)
+            type(node) is cst.Call
+            and type(node.func) is cst.Attribute
             and dotted_name(node.func.value) == path
         ):
             last = node if node.func.attr.value == "backward" else last

@@ -16,7 +16,7 @@ from gradcheck_lint.analyses.container_clearing import (
 from gradcheck_lint.analyses.repeated_calls import lasts_between_calls, steps_for_others
 from gradcheck_lint.model.flow import Call, GradMode, Store, StoreKind
 from gradcheck_lint.model.name_sources import sources_of
-from gradcheck_lint.model.syntax import assigned_pairs, dotted_name, first_word, last_word, walk
+from gradcheck_lint.model.syntax import dotted_name, first_word, last_word, walk
 from gradcheck_lint.model.values import Kind, Origin, Value, Values
 
 if TYPE_CHECKING:
@@ -106,13 +106,12 @@ def _begins_with(name: str, store: Store, callee: FunctionModel) -> bool:
     return store.how is StoreKind.ACCUMULATE and any(
         dotted_name(target) == store.target
         and name in {dotted_name(each) for each in (value, *_choices(value))}
-        for node in callee.scope.nodes
-        for target, value in assigned_pairs(node)
+        for target, value in callee.scope.assignments
     )
 
 
 def _choices(value: cst.BaseExpression) -> tuple[cst.BaseExpression, ...]:
-    return (value.body, value.orelse) if isinstance(value, cst.IfExp) else ()
+    return (value.body, value.orelse) if type(value) is cst.IfExp else ()
 
 
 _NUMBERS = frozenset({Value(Kind.NUMBER, 0)})
@@ -154,9 +153,9 @@ def _loops_over_items(function: FunctionModel) -> set[int]:
     return {
         loop.identity
         for loop in function.loops()
-        if isinstance(loop.node, cst.For)
-        and isinstance(loop.node.iter, cst.Call)
-        and isinstance(loop.node.iter.func, cst.Attribute)
+        if type(loop.node) is cst.For
+        and type(loop.node.iter) is cst.Call
+        and type(loop.node.iter.func) is cst.Attribute
         and loop.node.iter.func.attr.value in {"items", "values"}
     }
 
@@ -194,16 +193,16 @@ def _container_of(call: Call, function: FunctionModel) -> str | None:
     That is ``self.stats`` of ``self.stats[name].setdefault(key, Meter()).update(value)``, also
     where the object has a name of its own in between.
     """
-    node: cst.CSTNode | None = call.node.func if isinstance(call.node, cst.Call) else None
-    node = node.value if isinstance(node, cst.Attribute) else None
-    if isinstance(node, cst.Name):
+    node: cst.CSTNode | None = call.node.func if type(call.node) is cst.Call else None
+    node = node.value if type(node) is cst.Attribute else None
+    if type(node) is cst.Name:
         sources = sources_of(function.scope).get(node.value) or ()
         node = sources[0] if len(sources) == 1 else None
     is_element = False
     while node is not None and dotted_name(node) is None:
-        if isinstance(node, cst.Subscript):
+        if type(node) is cst.Subscript:
             node = node.value
-        elif isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+        elif type(node) is cst.Call and type(node.func) is cst.Attribute:
             if node.func.attr.value not in {"setdefault", "get"}:
                 return None
             node = node.func.value
@@ -233,8 +232,8 @@ def _on_what_is_handed_in(
     scopes = function.module.scopes
     if call.method is None or call.method not in scopes.by_name or not call.arguments:
         return
-    called = call.node.func if isinstance(call.node, cst.Call) else None
-    name = dotted_name(called.value) if isinstance(called, cst.Attribute) else None
+    called = call.node.func if type(call.node) is cst.Call else None
+    name = dotted_name(called.value) if type(called) is cst.Attribute else None
     if name is None:
         return
     scope = scopes.method(class_handed_in(function, name), call.method)
@@ -303,8 +302,8 @@ def _lets_go(function: FunctionModel, store: Store, call: Call, calls: list[Call
 
 def _is_reset_by_caller(function: FunctionModel, call: Call, store: Store) -> bool:
     """Tell whether the caller itself empties or replaces the attribute in the loop of the call."""
-    called = call.node.func if isinstance(call.node, cst.Call) else None
-    owner = dotted_name(called.value) if isinstance(called, cst.Attribute) else None
+    called = call.node.func if type(call.node) is cst.Call else None
+    owner = dotted_name(called.value) if type(called) is cst.Attribute else None
     target = f"{owner}.{store.target.partition('.')[2]}"
     return any(
         loop.identity in call.loops[-1:] and empties(walk(loop.node), target)
@@ -314,9 +313,9 @@ def _is_reset_by_caller(function: FunctionModel, call: Call, store: Store) -> bo
 
 def _object_of(call: Call) -> str:
     """Return the name of what a method is called on, or of what that is a part of."""
-    called = call.node.func if isinstance(call.node, cst.Call) else None
-    base = called.value if isinstance(called, cst.Attribute) else None
-    while isinstance(base, cst.Subscript):
+    called = call.node.func if type(call.node) is cst.Call else None
+    base = called.value if type(called) is cst.Attribute else None
+    while type(base) is cst.Subscript:
         base = base.value
     return first_word(dotted_name(base))
 
@@ -329,8 +328,8 @@ def _is_emptied_beside(function: FunctionModel, store: Store) -> bool:
 
 def _is_on_what_the_object_keeps(function: FunctionModel, call: Call) -> bool:
     """Tell whether a method that repeats calls a method of an attribute, which lasts."""
-    called = call.node.func if isinstance(call.node, cst.Call) else None
-    path = dotted_name(called.value) if isinstance(called, cst.Attribute) else None
+    called = call.node.func if type(call.node) is cst.Call else None
+    path = dotted_name(called.value) if type(called) is cst.Attribute else None
     if path is None:
         return False
     if lasts_at_callers(function, path, Kind.INSTANCE):
@@ -338,7 +337,7 @@ def _is_on_what_the_object_keeps(function: FunctionModel, call: Call) -> bool:
     return lasts_between_calls(function, path) and not any(
         last_word(dotted_name(other.node.func.value) or "") == last_word(path)
         for other in _beside_calls_of(function)
-        if isinstance(other.node, cst.Call) and isinstance(other.node.func, cst.Attribute)
+        if type(other.node) is cst.Call and type(other.node.func) is cst.Attribute
         if is_named_for_emptying(other.method or "")
     )
 
@@ -381,7 +380,7 @@ def _names_of(scope: FunctionScope) -> dict[int | str, str]:
     names.update((each, each) for each in positional)
     names.update((each.name.value, each.name.value) for each in node.params.kwonly_params)
     rest, keywords = node.params.star_arg, node.params.star_kwarg
-    if isinstance(rest, cst.Param):
+    if type(rest) is cst.Param:
         names[_REST] = rest.name.value
     if keywords is not None:
         names[_KEYWORDS] = keywords.name.value

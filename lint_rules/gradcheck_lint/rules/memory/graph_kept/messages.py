@@ -29,7 +29,7 @@ def kept_by_store(
     """Say that a store keeps the graph; ``certain`` if backward() is called on what it keeps."""
     proof = next((known for known in proofs if always_meets(known, store)), proofs[0])
     met = "backward() is called on it here" if certain else "backward() goes through its model here"
-    if isinstance(proof.node, cst.Return):
+    if type(proof.node) is cst.Return:
         met = "the engine calls backward() on what is returned here"
     is_error = certain and always_meets(proof, store) and is_known_container(store)
     is_safe = is_error and _is_unread_until_freed(function, store, proof)
@@ -91,7 +91,7 @@ def kept_by_callee(
     """Say that a call hands a value to a function or method that keeps it with its graph."""
     met = "is called on it" if proven else "goes through its model"
     call = keeper.call.node
-    given = call.args if isinstance(call, cst.Call) else ()
+    given = call.args if type(call) is cst.Call else ()
     value = next(
         (
             argument.value
@@ -167,7 +167,7 @@ def _end(node: cst.CSTNode, places: Mapping[int, int]) -> int:
 
 
 def _is_named(node: cst.CSTNode, name: str) -> bool:
-    return isinstance(node, cst.Name) and node.value == name
+    return type(node) is cst.Name and node.value == name
 
 
 _TENSOR_NODES = (cst.Name, cst.Attribute, cst.BinaryOperation, cst.UnaryOperation, cst.Call)

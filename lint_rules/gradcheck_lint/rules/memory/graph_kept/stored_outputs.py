@@ -70,8 +70,8 @@ def _handed_on(
     """Yield the outputs that a method of a lasting object is given and puts into a container."""
     if call.function is None or call.referenced or call.is_constructor or call.function.linked:
         return
-    func = call.node.func if isinstance(call.node, cst.Call) else None
-    path = dotted_name(func.value) if isinstance(func, cst.Attribute) else None
+    func = call.node.func if type(call.node) is cst.Call else None
+    path = dotted_name(func.value) if type(func) is cst.Attribute else None
     if path is None or not (
         lasts_at_callers(function, path, Kind.INSTANCE) or lasts_between_calls(function, path)
     ):

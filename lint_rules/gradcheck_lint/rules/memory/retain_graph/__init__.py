@@ -41,7 +41,7 @@ class RetainGraph(Rule):
         self, function: FunctionModel, events: list[Event], backward: Backward
     ) -> Iterator[Violation]:
         node = backward.node
-        if not isinstance(node, cst.Call) or backward.expects_error:
+        if type(node) is not cst.Call or backward.expects_error:
             return
         wanted = keyword(node, "retain_graph")
         if boolean(wanted) is not True or keyword(node, "create_graph") is not None:
@@ -120,7 +120,7 @@ def _may_differentiate_again(events: list[Event], backward: Backward) -> bool:
             return True
         if isinstance(event, Call):
             name = event.method
-            if isinstance(event.node, cst.Call):
+            if type(event.node) is cst.Call:
                 name = name or (dotted_name(event.node.func) or "").rpartition(".")[2]
             if name and event.function is None and _differentiates(name):
                 return True
@@ -140,7 +140,7 @@ def _is_handed_to_step(
     own = sites(backward.values)
     for event in events:
         is_step = isinstance(event, Step) or (isinstance(event, Call) and event.method == "step")
-        if not is_step or not isinstance(event.node, cst.Call):
+        if not is_step or type(event.node) is not cst.Call:
             continue
         for name in filter(None, map(dotted_name, positional(event.node))):
             held = function.bindings.get(name, frozenset())
@@ -180,9 +180,9 @@ def _maker_is_asked_again(function: FunctionModel, events: list[Event], backward
 
 def _receiver_of(node: cst.CSTNode | None) -> str:
     """Return the name of the object whose method this calls; nothing for all else."""
-    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+    if type(node) is not cst.Call or type(node.func) is not cst.Attribute:
         return ""
-    return node.func.value.value if isinstance(node.func.value, cst.Name) else ""
+    return node.func.value.value if type(node.func.value) is cst.Name else ""
 
 
 def _differentiates(name: str) -> bool:
@@ -198,7 +198,7 @@ def _differentiates_by_hand(
     later = False
     for event in events:
         later = later or event is backward
-        if not isinstance(event, Call) or not isinstance(event.node, cst.Call):
+        if not isinstance(event, Call) or type(event.node) is not cst.Call:
             continue
         if event.function is None:
             name = function.module.scopes.resolve_import(dotted_name(event.node.func) or "")
@@ -217,13 +217,13 @@ def _is_from_outside(function: FunctionModel, backward: Backward) -> bool:
     node: cst.CSTNode = backward.node
     is_part = False
     while True:
-        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+        if type(node) is cst.Call and type(node.func) is cst.Attribute:
             node = node.func.value
         elif isinstance(node, (cst.Subscript, cst.Attribute)):
             is_part, node = True, node.value
         else:
             break
-    if not isinstance(node, cst.Name):
+    if type(node) is not cst.Name:
         return False
     if node.value not in function.bindings:
         return not isinstance(function.scope.node, cst.Module)

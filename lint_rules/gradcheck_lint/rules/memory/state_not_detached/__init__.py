@@ -105,7 +105,7 @@ _MEMORY: Final = re.compile(r"\bmem(?:s|ory|ories)?\b")
 
 def _names_passed(node: cst.CSTNode) -> Iterator[str]:
     """Yield the names that a call is given."""
-    if isinstance(node, cst.Call):
+    if type(node) is cst.Call:
         yield from (dotted_name(argument.value) or "" for argument in node.args)
 
 

@@ -54,7 +54,7 @@ def kept_derivatives(function: FunctionModel) -> Iterator[cst.CSTNode]:
             is_sum = is_place and _is_kept(target, scope, 0) and _reads(value, target)
             if is_sum and _has(value, derived):
                 yield node
-        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+        if type(node) is cst.Call and type(node.func) is cst.Attribute:
             is_added = node.func.attr.value in _IN_PLACE and _is_kept(node.func.value, scope, 0)
             if is_added and any(_has(argument.value, derived) for argument in node.args):
                 yield node
@@ -67,15 +67,15 @@ def _derived(function: FunctionModel) -> set[str]:
         for target, value in assigned_pairs(node):
             if _is_derivative(value, function) or _has(value, derived):
                 derived.update(name for name in bound_names(target) if "." not in name)
-        if isinstance(node, cst.For):
+        if type(node) is cst.For:
             derived.update(_bound_by(node, derived))
     return derived
 
 
 def _is_derivative(node: cst.CSTNode, function: FunctionModel) -> bool:
-    while isinstance(node, cst.Subscript):
+    while type(node) is cst.Subscript:
         node = node.value
-    if not isinstance(node, cst.Call):
+    if type(node) is not cst.Call:
         return False
     name = function.module.scopes.resolve_import(dotted_name(node.func) or "")
     return name == "torch.autograd.grad" and boolean(keyword(node, "create_graph")) is True
@@ -84,9 +84,9 @@ def _is_derivative(node: cst.CSTNode, function: FunctionModel) -> bool:
 def _bound_by(loop: cst.For, derived: set[str]) -> Iterator[str]:
     """Yield the names that a loop over derivatives binds to one, of ``zip`` those beside them."""
     iterated = loop.iter
-    is_zip = isinstance(iterated, cst.Call) and dotted_name(iterated.func) == "zip"
-    if is_zip and isinstance(loop.target, cst.Tuple):
-        assert isinstance(iterated, cst.Call)
+    is_zip = type(iterated) is cst.Call and dotted_name(iterated.func) == "zip"
+    if is_zip and type(loop.target) is cst.Tuple:
+        assert type(iterated) is cst.Call
         for element, argument in zip(loop.target.elements, iterated.args, strict=False):
             if _has(argument.value, derived):
                 yield from bound_names(element.value)
@@ -96,16 +96,16 @@ def _bound_by(loop: cst.For, derived: set[str]) -> Iterator[str]:
 
 def _has(node: cst.CSTNode, names: set[str]) -> bool:
     """Return whether an expression reads one of some names and does not cut its graph."""
-    if isinstance(node, cst.Name):
+    if type(node) is cst.Name:
         return node.value in names
-    if isinstance(node, cst.Call) and last_word(dotted_name(node.func)) == "grad":
+    if type(node) is cst.Call and last_word(dotted_name(node.func)) == "grad":
         return boolean(keyword(node, "create_graph")) is True
-    method = node.func if isinstance(node, cst.Call) else None
-    if isinstance(method, cst.Attribute) and method.attr.value in _CUTTING:
+    method = node.func if type(node) is cst.Call else None
+    if type(method) is cst.Attribute and method.attr.value in _CUTTING:
         return False
-    if isinstance(node, cst.Attribute):
+    if type(node) is cst.Attribute:
         return node.attr.value != "data" and _has(node.value, names)
-    if isinstance(node, cst.Arg):
+    if type(node) is cst.Arg:
         return _has(node.value, names)
     return any(_has(child, names) for child in child_list(node))
 
@@ -115,7 +115,7 @@ def _is_kept(node: cst.CSTNode, scope: FunctionScope, names: int) -> bool:
     while isinstance(node, (cst.Subscript, cst.Call)):
         if isinstance(node, cst.Subscript):
             node = node.value
-        elif isinstance(node.func, cst.Attribute) and (
+        elif type(node.func) is cst.Attribute and (
             node.func.attr.value.endswith("_") or node.func.attr.value in {"setdefault", "get"}
         ):
             node = node.func.value

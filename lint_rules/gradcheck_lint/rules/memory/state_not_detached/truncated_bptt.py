@@ -30,7 +30,7 @@ def goes_into_next_window(function: FunctionModel, event: Forward, backward: Bac
         return False
     around = {loop.identity: loop.node for loop in function.loops()}
     outer = around.get(backward.loops[-1])
-    if outer is None or not isinstance(event.node, cst.Call):
+    if outer is None or type(event.node) is not cst.Call:
         return False
     nodes = list(walk(outer))
     return any(
@@ -48,7 +48,7 @@ def _given(call: cst.Call, function: FunctionModel, event: Forward) -> Iterator[
 
 
 def _elements(node: cst.BaseExpression) -> Iterator[cst.Name]:
-    if isinstance(node, cst.Name):
+    if type(node) is cst.Name:
         yield node
     elif isinstance(node, (cst.Tuple, cst.List)):
         for element in node.elements:
@@ -64,7 +64,7 @@ def _is_only_bound_by(call: cst.Call, name: str, nodes: Sequence[cst.CSTNode]) -
         elif isinstance(node, (cst.For, cst.CompFor)):
             if name in set(bound_names(node.target)):
                 return False
-        elif isinstance(node, cst.Attribute) and node.attr.value in _BEGINS_ANEW:
+        elif type(node) is cst.Attribute and node.attr.value in _BEGINS_ANEW:
             if dotted_name(node.value) == name:
                 return False
         elif isinstance(node, (cst.Del, cst.Global, cst.Nonlocal)):
@@ -74,16 +74,16 @@ def _is_only_bound_by(call: cst.Call, name: str, nodes: Sequence[cst.CSTNode]) -
 
 def _binds(node: cst.CSTNode, name: str) -> bool:
     targets: list[cst.BaseExpression] = []
-    if isinstance(node, cst.Assign):
+    if type(node) is cst.Assign:
         targets += [each.target for each in node.targets]
     elif isinstance(node, (cst.AnnAssign, cst.NamedExpr, cst.AugAssign)):
         targets.append(node.target)
     return any(
         bound == name or bound.startswith(f"{name}.")
         for target in targets
-        for bound in bound_names(target.value if isinstance(target, cst.Subscript) else target)
+        for bound in bound_names(target.value if type(target) is cst.Subscript else target)
     )
 
 
 def _is_of(node: cst.CSTNode, call: cst.Call) -> bool:
-    return isinstance(node, cst.Assign) and node.value is call
+    return type(node) is cst.Assign and node.value is call

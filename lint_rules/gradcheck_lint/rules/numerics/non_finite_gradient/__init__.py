@@ -45,9 +45,7 @@ class NonFiniteGradient(Rule):
             yield from _roots(function)
         scopes = function.module.scopes
         bound = assignments(function.scope)
-        for node in function.scope.nodes:
-            if type(node) is not cst.Call:
-                continue
+        for node in function.scope.nodes_of(cst.Call):
             if scopes.resolve_import(dotted_name(node.func) or "") != "torch.where":
                 continue
             handed = positional(node)
@@ -109,12 +107,12 @@ _EDGED = frozenset({"sqrt", "rsqrt", "log", "log2", "log10", "acos", "asin", "re
 
 def _is_kept_away(node: cst.BaseExpression) -> bool:
     """Tell whether what a name was bound to is never at the edge: `x.clamp(min=eps)`, `x + eps`."""
-    if isinstance(node, cst.BinaryOperation):
+    if type(node) is cst.BinaryOperation:
         return isinstance(node.operator, (cst.Add, cst.Power))
-    if not isinstance(node, cst.Call):
+    if type(node) is not cst.Call:
         return False
     last = dotted_name(node.func) or ""
-    if isinstance(node.func, cst.Attribute):
+    if type(node.func) is cst.Attribute:
         last = node.func.attr.value
     return last.rpartition(".")[2] in _BOUNDED
 
@@ -123,7 +121,7 @@ def _source(
     node: cst.BaseExpression, bound: dict[str, list[cst.BaseExpression]]
 ) -> cst.BaseExpression:
     """Return what a name was given, if only one thing."""
-    sources = bound.get(node.value, []) if isinstance(node, cst.Name) else []
+    sources = bound.get(node.value, []) if type(node) is cst.Name else []
     return sources[0] if len(sources) == 1 else node
 
 
@@ -146,12 +144,12 @@ def _edge(
     """Return the operation in a branch whose derivative is infinite where the test is false."""
     for node in walk(branch):
         operands: list[cst.BaseExpression] = []
-        if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Power):
+        if type(node) is cst.BinaryOperation and type(node.operator) is cst.Power:
             operands = [node.left] if _is_root(node.right) else []
-        elif isinstance(node, cst.Call):
+        elif type(node) is cst.Call:
             last = (dotted_name(node.func) or "").rpartition(".")[2]
             operands = positional(node)
-            if isinstance(node.func, cst.Attribute):
+            if type(node.func) is cst.Attribute:
                 last = node.func.attr.value
                 operands = [node.func.value, *operands]
             is_root = last == "pow" and bool(node.args) and _is_root(node.args[-1].value)
@@ -168,9 +166,9 @@ def _divided(
 ) -> cst.BaseExpression | None:
     """Return a quotient that may have a gradient, by what is zero where the test is false."""
     for node in walk(branch):
-        if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Divide):
+        if type(node) is cst.BinaryOperation and type(node.operator) is cst.Divide:
             quotient: tuple[cst.BaseExpression, ...] = (node.left, node.right)
-        elif isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+        elif type(node) is cst.Call and type(node.func) is cst.Attribute:
             is_division = node.func.attr.value in {"div", "divide", "true_divide"}
             operands = (node.func.value, *positional(node))
             quotient = operands[-2:] if is_division else ()
@@ -195,9 +193,7 @@ def _may_have_graph(operands: Sequence[cst.BaseExpression], function: FunctionMo
             if not names_target(name)
         )
     )
-    names = {
-        each.value for operand in operands for each in walk(operand) if isinstance(each, cst.Name)
-    }
+    names = {each.value for operand in operands for each in walk(operand) if type(each) is cst.Name}
     for name in names:
         for value in function.bindings.get(name, ()):
             if value.kind in _WITH_GRAPH or value.through:
@@ -212,9 +208,9 @@ _WITH_GRAPH: Final = frozenset({Kind.HISTORY, Kind.LEAF, Kind.LEAF_VIEW})
 
 def _is_root(exponent: cst.BaseExpression) -> bool:
     """Tell whether a power with this exponent has an infinite derivative at zero."""
-    if isinstance(exponent, cst.UnaryOperation):
-        return isinstance(exponent.operator, cst.Minus) and is_literal(exponent.expression)
-    if isinstance(exponent, cst.BinaryOperation) and isinstance(exponent.operator, cst.Divide):
+    if type(exponent) is cst.UnaryOperation:
+        return type(exponent.operator) is cst.Minus and is_literal(exponent.expression)
+    if type(exponent) is cst.BinaryOperation and type(exponent.operator) is cst.Divide:
         left, right = number(exponent.left), number(exponent.right)
         return left is not None and right is not None and 0 < left < right
-    return isinstance(exponent, cst.Float) and float(exponent.value) < 1
+    return type(exponent) is cst.Float and float(exponent.value) < 1

@@ -53,7 +53,7 @@ class EdgeTest:
         """
         limit = number(self.limit)
         if limit is None:
-            if dotted_name(self.limit) is None and not isinstance(self.limit, cst.Attribute):
+            if dotted_name(self.limit) is None and type(self.limit) is not cst.Attribute:
                 return False
             limit = _NEAR / 2
         edge = next((edge for edge in _EDGES if abs(limit - edge) <= _NEAR), None)
@@ -67,7 +67,7 @@ class EdgeTest:
 
 def comparison_of(test: cst.BaseExpression) -> EdgeTest | None:
     """Return what ``x > 0``, ``0 < x`` and ``x.gt(0)`` compare; None for anything else."""
-    if isinstance(test, cst.Comparison):
+    if type(test) is cst.Comparison:
         only = test.comparisons[0]
         operator = _OPERATORS.get(type(only.operator))
         if len(test.comparisons) != 1 or operator is None:
@@ -75,7 +75,7 @@ def comparison_of(test: cst.BaseExpression) -> EdgeTest | None:
         if number(test.left) is not None:
             return EdgeTest(only.comparator, _MIRRORED[operator], test.left)
         return EdgeTest(test.left, operator, only.comparator)
-    if not isinstance(test, cst.Call) or not isinstance(test.func, cst.Attribute):
+    if type(test) is not cst.Call or type(test.func) is not cst.Attribute:
         return None
     operator, handed = test.func.attr.value, positional(test)
     if operator not in _HOLDS or not handed:
@@ -86,9 +86,9 @@ def comparison_of(test: cst.BaseExpression) -> EdgeTest | None:
 
 def number(node: cst.BaseExpression) -> float | None:
     """Return the number that stands in the source, None for anything else."""
-    if isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.Minus):
+    if type(node) is cst.UnaryOperation and type(node.operator) is cst.Minus:
         inner = number(node.expression)
         return None if inner is None else -inner
-    if isinstance(node, cst.Float):
+    if type(node) is cst.Float:
         return float(node.value)
-    return float(int(node.value, 0)) if isinstance(node, cst.Integer) else None
+    return float(int(node.value, 0)) if type(node) is cst.Integer else None

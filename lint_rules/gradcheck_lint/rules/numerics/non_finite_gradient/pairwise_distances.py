@@ -51,14 +51,12 @@ def roots_of_squares(function: FunctionModel) -> Iterator[cst.CSTNode]:
 
 
 def _is_cut(node: cst.BaseExpression) -> bool:
-    return any(
-        isinstance(each, cst.Name) and each.value in {"detach", "data"} for each in walk(node)
-    )
+    return any(type(each) is cst.Name and each.value in {"detach", "data"} for each in walk(node))
 
 
 def _is_square(node: cst.BaseExpression) -> bool:
     """Return whether this is ``x ** 2``, ``x.pow(2)``, ``x.square()`` or ``x * x``."""
-    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
+    if type(node) is cst.BinaryOperation and type(node.operator) is cst.Multiply:
         return node.left.deep_equals(node.right)
     return _squared(node) is not None
 
@@ -86,32 +84,32 @@ def _resolved(
     node: cst.BaseExpression | None, bound: dict[str, list[cst.BaseExpression]]
 ) -> cst.BaseExpression | None:
     """Return what a name was given, if only one thing."""
-    sources = bound.get(node.value, []) if isinstance(node, cst.Name) else []
+    sources = bound.get(node.value, []) if type(node) is cst.Name else []
     return sources[0] if len(sources) == 1 else node
 
 
 def _method(node: cst.BaseExpression | None) -> tuple[str, list[cst.BaseExpression]]:
     """Return the name of what is called, and its operands, whether by method or by function."""
-    if not isinstance(node, cst.Call):
+    if type(node) is not cst.Call:
         return "", []
     handed = positional(node)
-    if not isinstance(node.func, cst.Attribute):
+    if type(node.func) is not cst.Attribute:
         return dotted_name(node.func) or "", handed
     is_function = dotted_name(node.func.value) == "torch"
     return node.func.attr.value, handed if is_function else [node.func.value, *handed]
 
 
 def _under_root(node: cst.CSTNode) -> cst.BaseExpression | None:
-    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Power):
+    if type(node) is cst.BinaryOperation and type(node.operator) is cst.Power:
         return node.left if _is_half(node.right) else None
-    name, operands = _method(node) if isinstance(node, cst.Call) else ("", [])
+    name, operands = _method(node) if type(node) is cst.Call else ("", [])
     if name == "sqrt" and len(operands) == 1:
         return operands[0]
     return operands[0] if name == "pow" and operands and _is_half(operands[-1]) else None
 
 
 def _is_half(node: cst.BaseExpression) -> bool:
-    return isinstance(node, cst.Float) and float(node.value) == 0.5  # noqa: PLR2004 - a root
+    return type(node) is cst.Float and float(node.value) == 0.5  # noqa: PLR2004 - a root
 
 
 def _summed(node: cst.BaseExpression | None) -> cst.BaseExpression | None:
@@ -120,7 +118,7 @@ def _summed(node: cst.BaseExpression | None) -> cst.BaseExpression | None:
 
 
 def _squared(node: cst.BaseExpression | None) -> cst.BaseExpression | None:
-    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Power):
+    if type(node) is cst.BinaryOperation and type(node.operator) is cst.Power:
         return node.left if integer(node.right) == _SQUARE else None
     name, operands = _method(node)
     if not operands:
@@ -131,7 +129,7 @@ def _squared(node: cst.BaseExpression | None) -> cst.BaseExpression | None:
 
 def _points(node: cst.BaseExpression | None) -> str | None:
     """Return the one name that both sides of a difference are, in different shapes."""
-    if not isinstance(node, cst.BinaryOperation) or not isinstance(node.operator, cst.Subtract):
+    if type(node) is not cst.BinaryOperation or type(node.operator) is not cst.Subtract:
         return None
     left, right = _reshaped(node.left), _reshaped(node.right)
     if left is None or left != right or node.left.deep_equals(node.right):
@@ -141,7 +139,7 @@ def _points(node: cst.BaseExpression | None) -> str | None:
 
 def _reshaped(node: cst.BaseExpression) -> str | None:
     """Return the name of a tensor that is given more dimensions, by None or ``unsqueeze``."""
-    if isinstance(node, cst.Subscript):
+    if type(node) is cst.Subscript:
         whole = all(_is_whole(element.slice) for element in node.slice)
         return dotted_name(node.value) if whole else None
     name, operands = _method(node)
@@ -152,7 +150,7 @@ def _reshaped(node: cst.BaseExpression) -> str | None:
 
 def _is_whole(index: cst.BaseSlice) -> bool:
     """Tell whether an index takes all of a dimension, or adds one."""
-    if isinstance(index, cst.Slice):
+    if type(index) is cst.Slice:
         return index.lower is None and index.upper is None and index.step is None
-    value = index.value if isinstance(index, cst.Index) else None
-    return isinstance(value, cst.Ellipsis) or is_none(value)
+    value = index.value if type(index) is cst.Index else None
+    return type(value) is cst.Ellipsis or is_none(value)

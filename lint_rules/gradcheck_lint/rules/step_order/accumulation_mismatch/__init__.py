@@ -68,7 +68,7 @@ def _windows(block: Block) -> Iterator[tuple[Branch, cst.BaseExpression]]:
         if not isinstance(item, Branch) or item.test is None:
             continue
         for node in walk(item.test):
-            if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Modulo):
+            if type(node) is cst.BinaryOperation and type(node.operator) is cst.Modulo:
                 yield item, node.right
 
 
@@ -106,7 +106,7 @@ def _is_scaled(function: FunctionModel, count: cst.BaseExpression, backward: Bac
                 return True
         elif isinstance(node, (cst.Name, cst.SimpleString)) and "sum" in node.value:
             return True
-    return isinstance(backward.node, cst.Call) and bool(backward.node.args)
+    return type(backward.node) is cst.Call and bool(backward.node.args)
 
 
 _SCALING: Final = (

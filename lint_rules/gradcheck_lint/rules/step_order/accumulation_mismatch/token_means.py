@@ -65,7 +65,7 @@ def token_means(function: FunctionModel) -> Iterator[TokenMean]:
 def _is_part_of(divided: cst.CSTNode, backward: cst.CSTNode, loop: Loop) -> bool:
     """Return whether a quotient is what backward() is called on, itself or by its name."""
     called = list(walk(backward))
-    names = {dotted_name(divided.target)} if isinstance(divided, cst.AugAssign) else set()
+    names = {dotted_name(divided.target)} if type(divided) is cst.AugAssign else set()
     for node in walk(loop.node):
         for target, value in assigned_pairs(node):
             if any(each is divided for each in walk(value)):
@@ -75,14 +75,12 @@ def _is_part_of(divided: cst.CSTNode, backward: cst.CSTNode, loop: Loop) -> bool
 
 def _counts(count: str, loop: Loop) -> bool:
     """Return whether this is how many micro-batches a loop goes through."""
-    over = loop.node.iter if isinstance(loop.node, cst.For) else None
-    while (
-        isinstance(over, cst.Call) and over.args and last_word(dotted_name(over.func)) in _PASSING
-    ):
+    over = loop.node.iter if type(loop.node) is cst.For else None
+    while type(over) is cst.Call and over.args and last_word(dotted_name(over.func)) in _PASSING:
         over = over.args[0].value
     name = dotted_name(over)
     return (name is not None and count == f"len({name})") or (
-        isinstance(over, cst.Call) and dotted_name(over.func) == "range" and count in _texts(over)
+        type(over) is cst.Call and dotted_name(over.func) == "range" and count in _texts(over)
     )
 
 
@@ -99,9 +97,9 @@ def _divisions(
     """Yield each division of a loss in a loop: where it is, of what, and by what."""
     text = function.module.text
     for node in walk(loop.node):
-        if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Divide):
+        if type(node) is cst.BinaryOperation and type(node.operator) is cst.Divide:
             yield node, node.left, text(node.right)
-        elif isinstance(node, cst.AugAssign) and isinstance(node.operator, cst.DivideAssign):
+        elif type(node) is cst.AugAssign and type(node.operator) is cst.DivideAssign:
             yield node, node.target, text(node.value)
 
 
@@ -111,11 +109,11 @@ def _mean_in(node: cst.CSTNode, function: FunctionModel, depth: int) -> cst.CSTN
         if _is_token_mean(each, function):
             return each
         found = None
-        if isinstance(each, cst.Name) and depth < _MOST_CALLS:
+        if type(each) is cst.Name and depth < _MOST_CALLS:
             for source in _given(each.value, function):
                 is_other = not any(inner is node for inner in walk(source))
                 found = found or (_mean_in(source, function, depth + 1) if is_other else None)
-        elif isinstance(each, cst.Call) and depth < _MOST_CALLS:
+        elif type(each) is cst.Call and depth < _MOST_CALLS:
             found = _mean_in_callee(each, function, depth)
         if found is not None:
             return found
@@ -124,10 +122,9 @@ def _mean_in(node: cst.CSTNode, function: FunctionModel, depth: int) -> cst.CSTN
 
 def _given(name: str, function: FunctionModel) -> Iterator[cst.BaseExpression]:
     """Yield what a name is given, also as one of several: ``out, loss = model(x)``."""
-    for node in function.scope.nodes:
-        for target, value in assigned_pairs(node):
-            if name in bound_names(target):
-                yield value
+    for target, value in function.scope.assignments:
+        if name in bound_names(target):
+            yield value
 
 
 def _mean_in_callee(call: cst.Call, function: FunctionModel, depth: int) -> cst.CSTNode | None:
@@ -140,8 +137,8 @@ def _mean_in_callee(call: cst.Call, function: FunctionModel, depth: int) -> cst.
     if scope is None:
         return None
     called = module.function(scope)
-    for node in scope.nodes:
-        if isinstance(node, cst.Return) and node.value is not None:
+    for node in scope.nodes_of(cst.Return):
+        if node.value is not None:
             found = _mean_in(node.value, called, depth + 1)
             if found is not None:
                 return found
@@ -154,9 +151,9 @@ def _held(call: cst.Call, function: FunctionModel) -> frozenset:  # type: ignore
 
 def _is_token_mean(node: cst.CSTNode, function: FunctionModel) -> bool:
     """Return whether this divides a sum by how many items are valid."""
-    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Divide):
+    if type(node) is cst.BinaryOperation and type(node.operator) is cst.Divide:
         return _is_count(node.right, function) and _sums(node.left, function)
-    if not isinstance(node, cst.Call):
+    if type(node) is not cst.Call:
         return False
     if _averages_valid(node):
         return last_word(dotted_name(node.func)) in {"cross_entropy", "nll_loss"}
@@ -167,24 +164,22 @@ def _averages_valid(call: cst.Call) -> bool:
     if last_word(dotted_name(call.func)) not in _MEANS or keyword(call, "ignore_index") is None:
         return False
     reduction = keyword(call, "reduction")
-    return not isinstance(reduction, cst.SimpleString) or plain_string(reduction) == "mean"
+    return type(reduction) is not cst.SimpleString or plain_string(reduction) == "mean"
 
 
 def _is_of_sequences(mean: cst.CSTNode, function: FunctionModel) -> bool:
     """Return whether a mean is one of a mask, or over the items of sequences laid side by side."""
-    if not isinstance(mean, cst.Call):
+    if type(mean) is not cst.Call:
         return True
     scope = next(
         known for known in function.module.scopes.functions if any(n is mean for n in known.nodes)
     )
     given = [argument.value for argument in mean.args]
     for value in list(given):
-        if isinstance(value, cst.Name):
+        if type(value) is cst.Name:
             given += sources_of(scope).get(value.value) or ()
     return any(
-        isinstance(node, cst.Name) and node.value in _FLAT
-        for value in given
-        for node in walk(value)
+        type(node) is cst.Name and node.value in _FLAT for value in given for node in walk(value)
     )
 
 
@@ -200,9 +195,8 @@ def _criteria(function: FunctionModel) -> frozenset[str]:
         memo["losses that ignore labels"] = frozenset(
             last_word(dotted_name(target))
             for other in function.module.functions()
-            for node in other.scope.nodes
-            for target, value in assigned_pairs(node)
-            if isinstance(value, cst.Call) and _averages_valid(value)
+            for target, value in other.scope.assignments
+            if type(value) is cst.Call and _averages_valid(value)
         ) - {""}
     known: frozenset[str] = memo["losses that ignore labels"]
     return known
@@ -210,25 +204,25 @@ def _criteria(function: FunctionModel) -> frozenset[str]:
 
 def _is_count(node: cst.BaseExpression, function: FunctionModel) -> bool:
     """Return whether this is the sum of a mask, kept from zero or not."""
-    if isinstance(node, cst.Name):
+    if type(node) is cst.Name:
         sources = sources_of(function.scope).get(node.value) or ()
         return (
             len(sources) == 1
-            and not isinstance(sources[0], cst.Name)
+            and type(sources[0]) is not cst.Name
             and _is_count(sources[0], function)
         )
-    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add):
+    if type(node) is cst.BinaryOperation and type(node.operator) is cst.Add:
         return _is_count(node.left, function)
-    if not isinstance(node, cst.Call):
+    if type(node) is not cst.Call:
         return False
-    name = node.func.attr.value if isinstance(node.func, cst.Attribute) else dotted_name(node.func)
-    inner = node.func.value if isinstance(node.func, cst.Attribute) else node
+    name = node.func.attr.value if type(node.func) is cst.Attribute else dotted_name(node.func)
+    inner = node.func.value if type(node.func) is cst.Attribute else node
     if name in {"clamp", "clamp_min", "float", "to", "max"} and inner is not node:
         return _is_count(inner, function)
     if name != "sum":
         return False
-    words = " ".join(each.value for each in walk(node) if isinstance(each, cst.Name)).lower()
-    is_test = any(isinstance(each, cst.Comparison) for each in walk(node))
+    words = " ".join(each.value for each in walk(node) if type(each) is cst.Name).lower()
+    is_test = any(type(each) is cst.Comparison for each in walk(node))
     return is_test or _VALID.search(words) is not None
 
 
@@ -236,9 +230,9 @@ _VALID: Final = re.compile("mask|valid|keep|token|length|label|pad")
 
 
 def _sums(node: cst.BaseExpression, function: FunctionModel) -> bool:
-    if isinstance(node, cst.Name):
+    if type(node) is cst.Name:
         sources = sources_of(function.scope).get(node.value) or ()
         return len(sources) == 1 and _sums(sources[0], function)
-    return any(isinstance(each, cst.Name) and each.value == "sum" for each in walk(node)) or any(
-        isinstance(each, cst.SimpleString) and plain_string(each) == "sum" for each in walk(node)
+    return any(type(each) is cst.Name and each.value == "sum" for each in walk(node)) or any(
+        type(each) is cst.SimpleString and plain_string(each) == "sum" for each in walk(node)
     )

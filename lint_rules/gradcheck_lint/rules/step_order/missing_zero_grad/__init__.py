@@ -284,7 +284,7 @@ def _may_reset(call: Call, function: FunctionModel) -> bool:
     """Tell whether a call that can't be looked into may zero gradients."""
     if call.handed & function.holders:
         return True
-    if call.is_used or not isinstance(call.node, cst.Call):
+    if call.is_used or type(call.node) is not cst.Call:
         return False
     if call.method is None:
         # `reset()`: nothing but what it does is wanted.
@@ -294,7 +294,7 @@ def _may_reset(call: Call, function: FunctionModel) -> bool:
 
 def _name_of(call: Call) -> str:
     """Return the dotted name of what is called in small letters, "" for anything else."""
-    name = dotted_name(call.node.func) if isinstance(call.node, cst.Call) else None
+    name = dotted_name(call.node.func) if type(call.node) is cst.Call else None
     return (name or "").lower()
 
 

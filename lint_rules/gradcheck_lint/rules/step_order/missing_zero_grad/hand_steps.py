@@ -95,8 +95,7 @@ def _is_attached(name: str, scope: FunctionScope) -> bool:
     """Return whether a tensor is given to an object, which may be a model."""
     return "add_param_group" in scope.words or any(
         isinstance(target, (cst.Attribute, cst.Subscript)) and dotted_name(value) == name
-        for node in scope.nodes
-        for target, value in assigned_pairs(node)
+        for target, value in scope.assignments
     )
 
 
@@ -105,9 +104,9 @@ def _gradients_in(nodes: Sequence[cst.CSTNode]) -> dict[str, str]:
     found: dict[str, str] = {}
     for node in nodes:
         for target, value in assigned_pairs(node):
-            if isinstance(target, cst.Name):
+            if type(target) is cst.Name:
                 for inner in walk(value):
-                    name = dotted_name(inner) if isinstance(inner, cst.Attribute) else None
+                    name = dotted_name(inner) if type(inner) is cst.Attribute else None
                     if name is not None and name.endswith(".grad"):
                         found[target.value] = name.removesuffix(".grad")
     return found
@@ -116,8 +115,8 @@ def _gradients_in(nodes: Sequence[cst.CSTNode]) -> dict[str, str]:
 def _names_gradient(node: cst.CSTNode, name: str, gradients: Mapping[str, str]) -> bool:
     return any(
         dotted_name(inner) == f"{name}.grad"
-        if isinstance(inner, cst.Attribute)
-        else isinstance(inner, cst.Name) and gradients.get(inner.value) == name
+        if type(inner) is cst.Attribute
+        else type(inner) is cst.Name and gradients.get(inner.value) == name
         for inner in walk(node)
     )
 
@@ -126,7 +125,7 @@ def _stepped_by_callee(
     node: cst.CSTNode, gradients: Mapping[str, str], function: FunctionModel
 ) -> str | None:
     """Return the tensor that a call gives, with its gradient, to a function that writes to it."""
-    if not isinstance(node, cst.Call) or len(node.args) < _PAIR:
+    if type(node) is not cst.Call or len(node.args) < _PAIR:
         return None
     called = called_function(node, function)
     for argument in node.args if called is not None else ():
@@ -145,15 +144,15 @@ _PAIR: Final = 2
 
 def _written(node: cst.CSTNode) -> str | None:
     """Return the tensor that a statement changes in place, without ``.data``."""
-    if isinstance(node, cst.AugAssign):
+    if type(node) is cst.AugAssign:
         target: cst.BaseExpression | None = node.target
-    elif isinstance(node, cst.Assign):
+    elif type(node) is cst.Assign:
         target, _ = assigned_once(node)
-        if not isinstance(target, cst.Attribute) or target.attr.value != "data":
+        if type(target) is not cst.Attribute or target.attr.value != "data":
             return None
     else:
-        called = node.func if isinstance(node, cst.Call) else None
-        is_change = isinstance(called, cst.Attribute) and called.attr.value[-1] == "_"
+        called = node.func if type(node) is cst.Call else None
+        is_change = type(called) is cst.Attribute and called.attr.value[-1] == "_"
         target = called.value if is_change else None  # type: ignore[union-attr]
     name = dotted_name(target)
     return None if name is None else name.removesuffix(".data")
@@ -204,7 +203,7 @@ def _stepped(node: cst.CSTNode, gradients: Mapping[str, str]) -> str | None:
     if name is None:
         return None
     given: list[cst.CSTNode] = []
-    if isinstance(node, cst.Call):
+    if type(node) is cst.Call:
         given = [argument.value for argument in node.args]
     elif isinstance(node, (cst.Assign, cst.AugAssign)):
         given = [node.value]

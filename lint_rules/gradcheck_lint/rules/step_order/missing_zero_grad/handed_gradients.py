@@ -56,20 +56,20 @@ _GRADIENT: Final = re.compile(rb"\.(?:_grad|grad)\s*=[^=\n]*\.grad")
 def _handed_on(function: FunctionModel, events: list[Event]) -> Iterator[tuple[cst.CSTNode, str]]:
     """Yield where gradients are handed on, here or in a function that is called, and of what."""
     for node in function.scope.nodes_with_lambdas:
-        source = _source(node) if isinstance(node, cst.For) else None
+        source = _source(node) if type(node) is cst.For else None
         if source is not None:
             yield node, source
     for event in events:
         if isinstance(event, Call) and event.function is not None and not event.referenced:
             for node in event.function.nodes:
-                source = _source(node) if isinstance(node, cst.For) else None
+                source = _source(node) if type(node) is cst.For else None
                 given = None if source is None else _given(event, event.function, source)
                 if given is not None:
                     yield event.node, given
 
 
 def _given(call: Call, called: FunctionScope, parameter: str) -> str | None:
-    if not isinstance(call.node, cst.Call):
+    if type(call.node) is not cst.Call:
         return None
     return dotted_name(argument_for(parameter, call.node, called))
 
@@ -77,9 +77,9 @@ def _given(call: Call, called: FunctionScope, parameter: str) -> str | None:
 def _source(loop: cst.For) -> str | None:
     """Return ``b`` of a loop over the parameters of ``a`` and ``b`` with ``p.grad = q.grad``."""
     over = loop.iter
-    if not isinstance(over, cst.Call) or dotted_name(over.func) != "zip":
+    if type(over) is not cst.Call or dotted_name(over.func) != "zip":
         return None
-    if not isinstance(loop.target, cst.Tuple) or len(loop.target.elements) != len(over.args):
+    if type(loop.target) is not cst.Tuple or len(loop.target.elements) != len(over.args):
         return None
     models = {
         dotted_name(element.value): _whose(argument.value)
@@ -87,7 +87,7 @@ def _source(loop: cst.For) -> str | None:
     }
     for statement in small_statements(loop.body):
         target, value = assigned_once(statement)
-        if isinstance(target, cst.Attribute) and target.attr.value in {"grad", "_grad"}:
+        if type(target) is cst.Attribute and target.attr.value in {"grad", "_grad"}:
             taken = _taken_from(value)
             if taken in models and taken != dotted_name(target.value):
                 return models[taken]
@@ -96,16 +96,16 @@ def _source(loop: cst.For) -> str | None:
 
 def _taken_from(value: cst.BaseExpression | None) -> str | None:
     """Return ``p`` of ``p.grad`` and of ``p.grad.detach().float()``."""
-    while isinstance(value, cst.Call) and isinstance(value.func, cst.Attribute):
+    while type(value) is cst.Call and type(value.func) is cst.Attribute:
         value = value.func.value
-    if isinstance(value, cst.Attribute) and value.attr.value == "grad":
+    if type(value) is cst.Attribute and value.attr.value == "grad":
         return dotted_name(value.value)
     return None
 
 
 def _whose(node: cst.BaseExpression) -> str | None:
     """Return ``model`` of ``model.parameters()``."""
-    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+    if type(node) is not cst.Call or type(node.func) is not cst.Attribute:
         return None
     return dotted_name(node.func.value) if node.func.attr.value == "parameters" else None
 
@@ -142,7 +142,7 @@ def _may_be_cleared(function: FunctionModel, model: str) -> bool:
         handing = {
             id(inner)
             for node in known.scope.nodes_with_lambdas
-            if isinstance(node, cst.For) and _source(node) is not None
+            if type(node) is cst.For and _source(node) is not None
             for inner in walk(node)
         }
         for event in known.events():
@@ -153,7 +153,7 @@ def _may_be_cleared(function: FunctionModel, model: str) -> bool:
                 return True
             if known is function and (not models or not own.isdisjoint(models)):
                 return True
-            if isinstance(event.node, cst.Call) and _keeps_tensors(event.node):
+            if type(event.node) is cst.Call and _keeps_tensors(event.node):
                 return True
     return made > 1
 

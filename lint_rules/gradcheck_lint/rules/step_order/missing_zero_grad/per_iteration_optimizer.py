@@ -59,8 +59,7 @@ def _varies(loop: Loop, values: Values, owner: FunctionModel) -> bool:
         or (
             isinstance(value.node, (cst.Attribute, cst.Subscript))
             and any(
-                isinstance(node, cst.Name) and node.value in loop.targets
-                for node in walk(value.node)
+                type(node) is cst.Name and node.value in loop.targets for node in walk(value.node)
             )
         )
         for value in values
@@ -69,7 +68,7 @@ def _varies(loop: Loop, values: Values, owner: FunctionModel) -> bool:
 
 def _is_of_what_lasts(loop: Loop, value: Value, owner: FunctionModel) -> bool:
     """Tell whether a loop inside of this one goes through what was there before both."""
-    if value.origin is not Origin.ELEMENT or isinstance(value.node, cst.Subscript):
+    if value.origin is not Origin.ELEMENT or type(value.node) is cst.Subscript:
         return False
     around = [
         held for bound in owner.bindings.values() for held in bound if held.site in value.mentions
@@ -93,6 +92,6 @@ def _is_made_in(function: FunctionModel, value: Value) -> bool:
 
 def _is_made_for(call: Call, value: Value) -> bool:
     """Tell whether a call makes what it hands over: ``step(model, SGD(model.parameters()))``."""
-    return isinstance(call.node, cst.Call) and any(
+    return type(call.node) is cst.Call and any(
         given.value is value.node for given in call.node.args
     )

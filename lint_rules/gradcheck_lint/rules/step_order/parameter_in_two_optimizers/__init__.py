@@ -108,11 +108,11 @@ def _optimizers(function: FunctionModel) -> dict[str, _Made]:
 
 def _model_of(value: cst.BaseExpression, function: FunctionModel) -> str | None:
     """Return the text of ``model`` in ``SGD(model.parameters())``."""
-    if not isinstance(value, cst.Call) or not function.module.makes_optimizer(value):
+    if type(value) is not cst.Call or not function.module.makes_optimizer(value):
         return None
     given = positional(value)
     first = given[0] if given else None
-    if not isinstance(first, cst.Call) or first.args or not isinstance(first.func, cst.Attribute):
+    if type(first) is not cst.Call or first.args or type(first.func) is not cst.Attribute:
         return None
     if first.func.attr.value != "parameters":
         return None
@@ -128,7 +128,7 @@ def _held_by(model: str, function: FunctionModel) -> frozenset[str]:
         for target, value in assigned_pairs(node)
         if dotted_name(target) == model
     ]
-    if len(made) != 1 or not isinstance(made[0], cst.Call):
+    if len(made) != 1 or type(made[0]) is not cst.Call:
         return frozenset()
     owner = scopes.classes.get(dotted_name(made[0].func) or "")
     if owner is None or not scopes.derives_from(owner, "torch.nn."):

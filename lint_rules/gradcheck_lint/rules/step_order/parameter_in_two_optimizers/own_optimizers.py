@@ -61,22 +61,21 @@ def set_apart(function: FunctionModel) -> Iterator[SetApart]:
 
 def _made_in(function: FunctionModel) -> Iterator[_Made]:
     """Yield the optimizers of ``model.parameters()`` and of attributes that are parameters."""
-    for node in function.scope.nodes:
-        for target, value in assigned_pairs(node):
-            path = dotted_name(target)
-            if path is None or not function.module.makes_optimizer(value):
-                continue
-            assert isinstance(value, cst.Call)
-            given = [*positional(value), keyword(value, "params")][0]
-            for owner, attributes in _given(given, function):
-                yield _Made(value, path, function, owner, attributes)
+    for target, value in function.scope.assignments:
+        path = dotted_name(target)
+        if path is None or not function.module.makes_optimizer(value):
+            continue
+        assert type(value) is cst.Call
+        given = [*positional(value), keyword(value, "params")][0]
+        for owner, attributes in _given(given, function):
+            yield _Made(value, path, function, owner, attributes)
 
 
 def _given(
     node: cst.BaseExpression | None, function: FunctionModel
 ) -> Iterator[tuple[ClassScope, tuple[str, ...]]]:
     """Yield the class of a model and which of its parameters are given, none for all."""
-    if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and not node.args:
+    if type(node) is cst.Call and type(node.func) is cst.Attribute and not node.args:
         owner = _class_of(node.func.value, function)
         method = None if owner is None else owner.methods.get(node.func.attr.value)
         if owner is not None and method is None and node.func.attr.value == "parameters":
@@ -90,7 +89,7 @@ def _given(
             if attributes and set(attributes) <= _parameters_of(owner, function.module):
                 yield owner, tuple(attributes)
     elif isinstance(node, (cst.List, cst.Tuple)):
-        shown = [each.value for each in node.elements if isinstance(each.value, cst.Attribute)]
+        shown = [each.value for each in node.elements if type(each.value) is cst.Attribute]
         owners = {id(_class_of(each.value, function)) for each in shown}
         owner = _class_of(shown[0].value, function) if len(owners) == 1 else None
         names = tuple(each.attr.value for each in shown)
@@ -117,7 +116,7 @@ def _parameters_of(owner: ClassScope, module: ModuleModel) -> set[str]:
     found: set[str] = set()
     for node in () if maker is None else maker.nodes:
         for target, value in assigned_pairs(node):
-            made = dotted_name(value.func) if isinstance(value, cst.Call) else None
+            made = dotted_name(value.func) if type(value) is cst.Call else None
             if module.scopes.resolve_import(made or "") in PARAMETER_CLASSES:
                 found.add((dotted_name(target) or "").partition(".")[2])
     return found
@@ -126,7 +125,7 @@ def _parameters_of(owner: ClassScope, module: ModuleModel) -> set[str]:
 def _count_made(owner: ClassScope, module: ModuleModel) -> int:
     name = owner.name.rpartition(".")[2]
     return sum(
-        isinstance(node, cst.Call) and dotted_name(node.func) == name
+        type(node) is cst.Call and dotted_name(node.func) == name
         for scope in module.scopes.functions
         for node in scope.nodes
     )

@@ -82,7 +82,7 @@ class ParameterNotOptimized(Rule):
                 if any(_may_add_to(known, use.optimizers) for known in events):
                     continue
                 if owned & held_by(use.optimizers):
-                    how = "added" if isinstance(event.node, cst.Call) else "replaced"
+                    how = "added" if type(event.node) is cst.Call else "replaced"
                     yield Violation(
                         event.node,
                         f"`{event.path}` is {how} after the optimizer was made from the model's "
@@ -167,7 +167,7 @@ def _may_add_to(event: Event, optimizers: Values) -> bool:
 
 
 def _makes_schedule(node: cst.CSTNode) -> bool:
-    name = dotted_name(node.func) if isinstance(node, cst.Call) else None
+    name = dotted_name(node.func) if type(node) is cst.Call else None
     return name is not None and _SCHEDULES.search(name.lower()) is not None
 
 

@@ -66,9 +66,9 @@ def attached_by_methods(function: FunctionModel) -> Iterator[Violation]:
 
 
 def _optimizers(function: FunctionModel) -> Iterator[_Made]:
-    for node in function.scope.nodes:
+    for node in function.scope.nodes_of(cst.Assign, cst.AnnAssign):
         for target, value in assigned_pairs(node):
-            if not isinstance(value, cst.Call):
+            if type(value) is not cst.Call:
                 continue
             for name in bound_names(target):
                 if all_are(function.bindings.get(name, frozenset()), Kind.OPTIMIZER):
@@ -87,8 +87,8 @@ def _models_in(call: cst.Call) -> Iterator[str]:
 
 
 def _receiver(event: Call) -> str | None:
-    called = event.node.func if isinstance(event.node, cst.Call) else None
-    return dotted_name(called.value) if isinstance(called, cst.Attribute) else None
+    called = event.node.func if type(event.node) is cst.Call else None
+    return dotted_name(called.value) if type(called) is cst.Attribute else None
 
 
 def _attached_by(event: Call, function: FunctionModel) -> Attach | None:

@@ -72,9 +72,7 @@ def _may_come_before(function: FunctionModel, maker: FunctionScope, made: cst.CS
     nodes = list(maker.nodes)
     place = next(index for index, node in enumerate(nodes) if node is made)
     uses = [
-        index
-        for index, node in enumerate(nodes)
-        if isinstance(node, cst.Name) and node.value == own
+        index for index, node in enumerate(nodes) if type(node) is cst.Name and node.value == own
     ]
     return not uses or min(uses) < place
 
@@ -93,15 +91,15 @@ def _optimizer_of(
     """Return where a constructor makes the one optimizer that it keeps, its path, and its model."""
     found = [
         (node, dotted_name(node.targets[0].target) or "")
-        for node in maker.nodes
-        if type(node) is cst.Assign and function.module.makes_optimizer(node.value)
+        for node in maker.nodes_of(cst.Assign)
+        if function.module.makes_optimizer(node.value)
     ]
     if len(found) != 1:
         return None
     ((node, path),) = found
-    handed = positional(node.value) if isinstance(node.value, cst.Call) else []
+    handed = positional(node.value) if type(node.value) is cst.Call else []
     first = handed[0] if handed else None
-    if not path.startswith(f"{maker.first_parameter}.") or not isinstance(first, cst.Call):
+    if not path.startswith(f"{maker.first_parameter}.") or type(first) is not cst.Call:
         return None
     called = dotted_name(first.func) or ""
     if not called.endswith(".parameters") or first.args:
@@ -127,11 +125,11 @@ def _is_seen_to(function: FunctionModel, word: str) -> bool:
     for scope in function.module.scopes.functions:
         if word not in scope.words:
             continue
-        for node in scope.nodes:
+        for node in scope.nodes_of(cst.Attribute, cst.Call):
             if type(node) is cst.Attribute and node.attr.value in _SEES_TO:
                 if word in (dotted_name(node.value) or "").split("."):
                     return True
-            elif isinstance(node, cst.Call) and any(
+            elif type(node) is cst.Call and any(
                 last_word(dotted_name(argument.value)) == word for argument in node.args
             ):
                 return True

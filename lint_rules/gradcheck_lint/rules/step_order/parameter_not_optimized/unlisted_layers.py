@@ -65,7 +65,7 @@ def _optimizers_made(function: FunctionModel) -> list[cst.Call]:
     made = [
         node
         for node in scope.nodes_with_lambdas
-        if isinstance(node, cst.Call) and function.module.makes_optimizer(node)
+        if type(node) is cst.Call and function.module.makes_optimizer(node)
     ]
     return made if all(_is_of_known_parameters(node, function) for node in made) else []
 
@@ -91,8 +91,8 @@ def _new_modules(function: FunctionModel) -> Iterator[tuple[str, cst.BaseExpress
 def _unmoved(node: cst.BaseExpression) -> cst.BaseExpression:
     """Return what makes the module of ``Net().to(device)``."""
     while (
-        isinstance(node, cst.Call)
-        and isinstance(node.func, cst.Attribute)
+        type(node) is cst.Call
+        and type(node.func) is cst.Attribute
         and node.func.attr.value in _MOVING
     ):
         node = node.func.value
@@ -122,7 +122,7 @@ def _is_followed(path: str, function: FunctionModel) -> bool:
         return False
     own = {id(node) for method in owner.methods.values() for node in walk(method.node)}
     return not any(
-        isinstance(node, cst.Attribute)
+        type(node) is cst.Attribute
         and node.attr.value == attribute
         and (id(node) not in own or first_word(dotted_name(node)) != root)
         for node in walk(function.module.tree)
@@ -231,7 +231,7 @@ def _attributes_left_out(function: FunctionModel) -> Iterator[Violation]:
 
 def _is_of_known_parameters(node: cst.CSTNode | None, function: FunctionModel) -> bool:
     """Tell whether an optimizer is made here of nothing that comes from outside of the file."""
-    if not isinstance(node, cst.Call) or not node.args:
+    if type(node) is not cst.Call or not node.args:
         return False
     if not function.module.makes_optimizer(node):
         return False
@@ -254,9 +254,9 @@ def _roots(node: cst.CSTNode) -> frozenset[str]:
     """Return the names that an expression reads, without those that it binds itself."""
     bound: set[str] = set()
     for inner in walk(node):
-        if isinstance(inner, cst.CompFor):
+        if type(inner) is cst.CompFor:
             bound.update(bound_names(inner.target))
-        elif isinstance(inner, cst.Param):
+        elif type(inner) is cst.Param:
             bound.add(inner.name.value)
     return names_in(node) - bound
 
@@ -268,7 +268,7 @@ def _new_layer(function: FunctionModel, path: str) -> cst.BaseExpression | None:
     if len({value.site for value in values}) != 1 or "." in attribute:
         return None
     node = next(iter(values)).node
-    if not isinstance(node, cst.Call):
+    if type(node) is not cst.Call:
         return None
     if not attribute:
         return node if kind_of(node, function) == "module" else None
@@ -288,8 +288,8 @@ def _attribute_of(
     path = f"{maker.first_parameter}.{attribute}"
     found = [
         node.value
-        for node in maker.nodes
-        if isinstance(node, cst.Assign) and dotted_name(node.targets[0].target) == path
+        for node in maker.nodes_of(cst.Assign)
+        if dotted_name(node.targets[0].target) == path
     ]
     inside = function.module.function(maker)
     if len(found) != 1 or kind_of(found[0], inside) != "module":
@@ -302,17 +302,17 @@ def _is_only_run(function: FunctionModel, path: str) -> bool:
     root, _, attribute = path.partition(".")
     scopes, methods = function.module.scopes, set[str]()
     for value in function.bindings[root]:
-        name = dotted_name(value.node.func) if isinstance(value.node, cst.Call) else None
+        name = dotted_name(value.node.func) if type(value.node) is cst.Call else None
         for known in scopes.lineage(scopes.classes.get(name or "")):
             methods.update(known.methods)
     others = 0
     for node in walk(function.module.tree):
-        if isinstance(node, cst.Name) and node.value == root:
+        if type(node) is cst.Name and node.value == root:
             others += 1
-        elif isinstance(node, cst.Call):
+        elif type(node) is cst.Call:
             others -= _is_run(node, root, attribute, methods)
-        elif isinstance(node, cst.AssignTarget):
-            others -= isinstance(node.target, cst.Name) and node.target.value == root
+        elif type(node) is cst.AssignTarget:
+            others -= type(node.target) is cst.Name and node.target.value == root
     return others == 0
 
 

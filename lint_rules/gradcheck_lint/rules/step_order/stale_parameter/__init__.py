@@ -51,7 +51,7 @@ class StaleParameter(Rule):
         if is_replaced:
             yield from map(_replaced, replaced_models(function, nodes, order))
         for node in nodes:
-            if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+            if type(node) is not cst.Call or type(node.func) is not cst.Attribute:
                 continue
             model = dotted_name(node.func.value)
             is_load = node.func.attr.value == "load_state_dict" and model is not None
@@ -110,8 +110,8 @@ def _kept_by_object(
     own = scope.name.rpartition(".")[2]
     if maker is None or (maker is not scope and own in maker.words):
         return None
-    for node in maker.nodes:
-        if not isinstance(node, cst.Assign) or not function.module.makes_optimizer(node.value):
+    for node in maker.nodes_of(cst.Assign):
+        if not function.module.makes_optimizer(node.value):
             continue
         path = dotted_name(node.targets[0].target) or ""
         word = last_word(path)
@@ -122,7 +122,7 @@ def _kept_by_object(
             is_before = order[id(node)] < order[id(load)]
         else:
             is_before = not any(
-                function.module.makes_optimizer(inner) for inner in scope.nodes
+                function.module.makes_optimizer(inner) for inner in scope.nodes_of(cst.Call)
             ) and not _calls_maker(scope, scope.owner, word)
         if is_before:
             return node, "it is made here"
@@ -148,10 +148,8 @@ def _handed_in(function: FunctionModel, model: str) -> tuple[cst.CSTNode, str] |
         return None
     uses = {
         dotted_name(node.func.value) or "": node
-        for node in function.scope.nodes
-        if isinstance(node, cst.Call)
-        and isinstance(node.func, cst.Attribute)
-        and node.func.attr.value in {"load_state_dict", "step"}
+        for node in function.scope.nodes_of(cst.Call)
+        if type(node.func) is cst.Attribute and node.func.attr.value in {"load_state_dict", "step"}
     }
     others = {name: node for name, node in uses.items() if name != model}
     if len(others) != 1:

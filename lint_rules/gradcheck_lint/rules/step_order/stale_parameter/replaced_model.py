@@ -105,10 +105,10 @@ def _is_named(event: object, path: str) -> bool:
 
 def _owns(made: cst.CSTNode | None, path: str) -> bool:
     """Tell whether an optimizer is made of the parameters of a model of this name."""
-    return isinstance(made, cst.Call) and any(
+    return type(made) is cst.Call and any(
         dotted_name(node) in {f"{path}.parameters", f"{path}.named_parameters"}
         for node in walk(made)
-        if isinstance(node, cst.Attribute)
+        if type(node) is cst.Attribute
     )
 
 
@@ -135,7 +135,7 @@ def _gives_parameters(node: cst.CSTNode, function: FunctionModel) -> bool:
         return bool(node.attr.value == "param_groups")  # type: ignore[attr-defined]
     if kind is not cst.Call:
         return False
-    assert isinstance(node, cst.Call)
+    assert type(node) is cst.Call
     name = dotted_name(node.func) or ""
     return (
         function.module.makes_optimizer(node)
@@ -151,7 +151,7 @@ _OPTIMIZER: Final = re.compile(r"(?i)(?:make|get|build|create|config\w*|set\w*|r
 def _is_new_model(value: cst.BaseExpression, path: str, function: FunctionModel) -> bool:
     """Tell whether an expression makes a model that isn't made of the old one."""
     value = _unmoved(value)
-    if not isinstance(value, cst.Call):
+    if type(value) is not cst.Call:
         return False
     scopes = function.module.scopes
     name = dotted_name(value.func) or ""
@@ -168,8 +168,8 @@ def _is_new_model(value: cst.BaseExpression, path: str, function: FunctionModel)
 def _unmoved(value: cst.BaseExpression) -> cst.BaseExpression:
     """Return what makes the model of ``Net().to(device)``."""
     while (
-        isinstance(value, cst.Call)
-        and isinstance(value.func, cst.Attribute)
+        type(value) is cst.Call
+        and type(value.func) is cst.Attribute
         and value.func.attr.value in _SAME
     ):
         value = value.func.value
@@ -179,7 +179,7 @@ def _unmoved(value: cst.BaseExpression) -> cst.BaseExpression:
 def _is_loaded(value: cst.BaseExpression, path: str, nodes: Sequence[cst.CSTNode]) -> bool:
     """Tell whether a function or object that was never given a model loads or builds another."""
     value = _unmoved(value)
-    name = dotted_name(value.func) if isinstance(value, cst.Call) else None
+    name = dotted_name(value.func) if type(value) is cst.Call else None
     if name is None or _MAKING.search(last_word(name)) is None:
         return False
     root = first_word(name)
@@ -196,10 +196,10 @@ def _before(value: cst.CSTNode, nodes: Sequence[cst.CSTNode]) -> Iterator[cst.CS
 
 def _links(node: cst.CSTNode, root: str, path: str) -> bool:
     """Tell whether a call gives an object a model, or a statement makes it of one."""
-    if isinstance(node, cst.Call):
+    if type(node) is cst.Call:
         callee = first_word(dotted_name(node.func) or "")
         return callee == root and _mentions(node.args, path)
-    if not isinstance(node, cst.Assign):
+    if type(node) is not cst.Assign:
         return False
     bound = {first_word(name) for target in node.targets for name in bound_names(target.target)}
     return root in bound and _mentions([node.value], path)

@@ -31,9 +31,8 @@ class StepWithoutEffect(Rule):
         module = function.module
         if not module.mentions(b"float16", b".half()") or module.mentions(*_KEEPS_MORE):
             return
-        nodes = function.scope.nodes
-        for node in nodes:
-            if isinstance(node, cst.Call) and module.makes_optimizer(node):
+        for node in function.scope.nodes_of(cst.Call):
+            if module.makes_optimizer(node):
                 bits = bits_of(_parameters(node), function)
                 if bits is not None:
                     yield from _lost_updates(node, bits, function)

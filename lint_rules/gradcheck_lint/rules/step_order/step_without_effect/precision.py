@@ -47,10 +47,10 @@ def bits_of(
 ) -> Bits | None:
     """Return the type of the weights behind ``model.parameters()``, if that has 16 bits."""
     for node in walk(parameters) if parameters is not None else ():
-        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+        if type(node) is cst.Call and type(node.func) is cst.Attribute:
             if node.func.attr.value in {"parameters", "named_parameters"}:
                 return _of_model(node.func.value, function, depth)
-        elif isinstance(node, cst.Name) and depth < _MOST_STEPS:
+        elif type(node) is cst.Name and depth < _MOST_STEPS:
             for source in sources_of(function.scope).get(node.value) or ():
                 found = bits_of(source, function, depth + 1)
                 if found is not None:
@@ -62,7 +62,7 @@ def _of_model(node: cst.BaseExpression, function: FunctionModel, depth: int) -> 
     """Return the 16-bit type that a model was given last, None where it may have another."""
     if depth > _MOST_STEPS:
         return None
-    if isinstance(node, cst.Call):
+    if type(node) is cst.Call:
         return _of_call(node, function, depth)
     path = dotted_name(node)
     if path is None:
@@ -82,7 +82,7 @@ def _of_call(node: cst.Call, function: FunctionModel, depth: int) -> Bits | None
         inside = function.module.function(called)
         kinds = {_of_model(each.value, inside, depth + 1) for each in returns(called) if each.value}
         return kinds.pop() if len(kinds) == 1 else None
-    if isinstance(node.func, cst.Attribute):
+    if type(node.func) is cst.Attribute:
         if (made := _conversion(node, function)) is not None:
             return made
         if node.func.attr.value == "from_pretrained":
@@ -99,7 +99,7 @@ def _of_call(node: cst.Call, function: FunctionModel, depth: int) -> Bits | None
 
 def _conversion(node: cst.Call, function: FunctionModel) -> Bits | None:
     """Return the type of ``x.half()``, ``x.bfloat16()``, ``x.to(torch.bfloat16)``."""
-    assert isinstance(node.func, cst.Attribute)
+    assert type(node.func) is cst.Attribute
     method = node.func.attr.value
     if method in {"half", "bfloat16"} and not node.args:
         return _TYPES[method]
@@ -111,8 +111,8 @@ def _conversion(node: cst.Call, function: FunctionModel) -> Bits | None:
 
 
 def _is_wider(node: cst.Call) -> bool:
-    assert isinstance(node.func, cst.Attribute)
-    names = {each.value for each in walk(node) if isinstance(each, cst.Name)}
+    assert type(node.func) is cst.Attribute
+    names = {each.value for each in walk(node) if type(each) is cst.Name}
     return node.func.attr.value in {"float", "double"} or not names.isdisjoint(
         {"float32", "float64", "dtype"}
     )
@@ -120,10 +120,10 @@ def _is_wider(node: cst.Call) -> bool:
 
 def _type_of(node: cst.BaseExpression | None, function: FunctionModel) -> Bits | None:
     """Return the type of ``torch.bfloat16``, or of a setting whose default that is."""
-    given = positional(node) if isinstance(node, cst.Call) else []
-    if isinstance(node, cst.Call) and dotted_name(node.func) == "getattr" and len(given) > 1:
+    given = positional(node) if type(node) is cst.Call else []
+    if type(node) is cst.Call and dotted_name(node.func) == "getattr" and len(given) > 1:
         text = constant_of(given[1], function)
-        is_text = isinstance(text, cst.SimpleString)
+        is_text = type(text) is cst.SimpleString
         return _TYPES.get(plain_string(text) or "") if is_text else None  # type: ignore[arg-type]
     for each in (node, constant_of(node, function)):
         name = function.module.scopes.resolve_import(dotted_name(each) or "") or ""
@@ -153,7 +153,7 @@ def _given(path: str, function: FunctionModel, depth: int) -> Iterator[Bits | st
 def _itself(value: cst.BaseExpression, path: str) -> str | None:
     """Return "unknown" for ``model = model.to(device)``, which says nothing new."""
     node = value
-    while isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+    while type(node) is cst.Call and type(node.func) is cst.Attribute:
         node = node.func.value
     return "unknown" if dotted_name(node) == path else None
 
@@ -170,7 +170,7 @@ def _converted(path: str, function: FunctionModel) -> Iterator[Bits | None]:
     """Yield what ``model.half()`` and ``model = model.half()`` in the same function make of it."""
     nodes = function.scope.nodes
     for node in nodes:
-        if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+        if type(node) is not cst.Call or type(node.func) is not cst.Attribute:
             continue
         made = _conversion(node, function)
         if dotted_name(node.func.value) == path and (made is not None or _is_wider(node)):

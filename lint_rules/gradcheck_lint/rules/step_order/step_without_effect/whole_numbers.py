@@ -38,13 +38,13 @@ def whole_rates(function: FunctionModel) -> Iterator[Violation]:
 def _rates(node: cst.CSTNode, function: FunctionModel) -> Iterator[cst.BaseExpression]:
     """Yield what the learning rate, or a factor of it, is set to."""
     for target, value in assigned_pairs(node):
-        if isinstance(target, cst.Subscript) and string_index(target) == "lr":
+        if type(target) is cst.Subscript and string_index(target) == "lr":
             yield value
-    if isinstance(node, cst.Call):
+    if type(node) is cst.Call:
         name = function.module.scopes.resolve_import(dotted_name(node.func) or "") or ""
         given = positional(node)
         made = given[1] if len(given) > 1 and name.endswith("lr_scheduler.LambdaLR") else None
-        if isinstance(made, cst.Lambda):
+        if type(made) is cst.Lambda:
             yield made.body
 
 
@@ -53,16 +53,16 @@ def _has_whole_factor(node: cst.BaseExpression, function: FunctionModel, depth: 
 
     An exponent, as in ``0.1 ** (epoch // 30)``, and a term of a sum are none.
     """
-    if isinstance(node, cst.BinaryOperation):
-        if isinstance(node.operator, cst.FloorDivide):
+    if type(node) is cst.BinaryOperation:
+        if type(node.operator) is cst.FloorDivide:
             return True
         if isinstance(node.operator, (cst.Multiply, cst.Divide)):
-            sides = [node.left, *([node.right] if isinstance(node.operator, cst.Multiply) else [])]
+            sides = [node.left, *([node.right] if type(node.operator) is cst.Multiply else [])]
             return any(_has_whole_factor(side, function, depth) for side in sides)
         return False
-    if isinstance(node, cst.Call) and dotted_name(node.func) in {"min", "float"}:
+    if type(node) is cst.Call and dotted_name(node.func) in {"min", "float"}:
         return any(_has_whole_factor(each, function, depth) for each in positional(node))
-    sources = sources_of(function.scope).get(node.value) if isinstance(node, cst.Name) else None
+    sources = sources_of(function.scope).get(node.value) if type(node) is cst.Name else None
     if sources is None or len(sources) != 1 or depth:
         return False
     return _has_whole_factor(sources[0], function, depth + 1)

@@ -108,7 +108,7 @@ class _Regions:
         arm: cst.CSTNode | None = None
         node = self._parents.get(id(write))
         while node is not None and not isinstance(node, (cst.For, cst.While)):
-            arm = node if isinstance(node, cst.If) else arm
+            arm = node if type(node) is cst.If else arm
             node = self._parents.get(id(node))
         if node is None or arm is None:
             return None
@@ -147,7 +147,7 @@ def _is_made(write: Write, nodes: Sequence[cst.CSTNode]) -> bool:
 def _trains(nodes: Sequence[cst.CSTNode], function: FunctionModel) -> bool:
     """Return whether something is differentiated there, also in a function that is called."""
     inside = {id(node) for node in nodes}
-    if any(isinstance(node, cst.Attribute) and node.attr.value == "backward" for node in nodes):
+    if any(type(node) is cst.Attribute and node.attr.value == "backward" for node in nodes):
         return True
     return any(
         isinstance(event, Call)
@@ -174,7 +174,7 @@ def _evaluation_after(
     here = _evaluates(function) or _is_named(function.scope.name)
     for node in nodes:
         is_after = is_after or node is write.node
-        if not is_after or not isinstance(node, cst.Call) or id(node) in inside:
+        if not is_after or type(node) is not cst.Call or id(node) in inside:
             continue
         name = dotted_name(node.func) or ""
         given = {dotted_name(each.value) for each in node.args}
@@ -227,10 +227,10 @@ def _is_trained(write: Write, module: ModuleModel) -> bool:
         module.memo[key] = frozenset(
             name.value
             for scope in module.scopes.functions
-            for node in scope.nodes
-            if isinstance(node, cst.Call) and module.makes_optimizer(node)
+            for node in scope.nodes_of(cst.Call)
+            if module.makes_optimizer(node)
             for name in walk(node)
-            if isinstance(name, cst.Name)
+            if type(name) is cst.Name
         )
     known: frozenset[str] = module.memo[key]
     last = last_word(write.owner)
@@ -238,10 +238,7 @@ def _is_trained(write: Write, module: ModuleModel) -> bool:
         return last in known
     return any(
         "backward" in scope.words
-        and any(
-            isinstance(node, cst.Call) and last_word(dotted_name(node.func)) == last
-            for node in scope.nodes
-        )
+        and any(last_word(dotted_name(node.func)) == last for node in scope.nodes_of(cst.Call))
         for scope in module.scopes.functions
     )
 

@@ -55,14 +55,14 @@ _COPYING: Final = frozenset({"copy_", "load_state_dict", "vector_to_parameters"}
 
 
 def _moves(function: FunctionModel) -> Iterator[_Move]:
-    for node in function.scope.nodes:
-        if isinstance(node, cst.For):
+    for node in function.scope.nodes_of(cst.For, cst.Call):
+        if type(node) is cst.For:
             for place, name, vector, factor in _written(node):
                 product = _product(factor, vector)
                 if product is not None:
                     text = function.module.text(node.iter)
                     yield _Move(place, f"{text} {name} {vector}", *product)
-        elif isinstance(node, cst.Call):
+        elif type(node) is cst.Call:
             yield from _by_call(node, function)
 
 
@@ -82,21 +82,20 @@ def _by_call(call: cst.Call, function: FunctionModel) -> Iterator[_Move]:
 
 def _scale_of(scope: FunctionScope) -> str | None:
     """Return the parameter of a function by which it multiplies what it adds to weights."""
-    for node in scope.nodes:
-        if isinstance(node, cst.For):
-            for _, _, _, factor in _written(node):
-                names = {dotted_name(each) for each in walk(factor)}
-                found = names & scope.parameters
-                if found:
-                    return min(found, key=str)
+    for node in scope.nodes_of(cst.For):
+        for _, _, _, factor in _written(node):
+            names = {dotted_name(each) for each in walk(factor)}
+            found = names & scope.parameters
+            if found:
+                return min(found, key=str)
     return None
 
 
 def _written(loop: cst.For) -> Iterator[tuple[cst.CSTNode, str, str | None, cst.BaseExpression]]:
     """Yield where a loop adds to its own elements, to which, along what, and how far."""
-    names = {each.value for each in walk(loop.target) if isinstance(each, cst.Name)}
+    names = {each.value for each in walk(loop.target) if type(each) is cst.Name}
     for node in walk(loop.body):
-        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+        if type(node) is cst.Call and type(node.func) is cst.Attribute:
             name = (dotted_name(node.func.value) or "").removesuffix(".data")
             if name not in names or node.func.attr.value not in {"add_", "sub_"} or not node.args:
                 continue
@@ -107,18 +106,18 @@ def _written(loop: cst.For) -> Iterator[tuple[cst.CSTNode, str, str | None, cst.
                 yield node, name, dotted_name(moved), _signed(alpha, is_back=is_back)
             else:
                 yield node, name, _vector(moved, names), _signed(moved, is_back=is_back)
-        elif isinstance(node, cst.AugAssign):
+        elif type(node) is cst.AugAssign:
             name = (dotted_name(node.target) or "").removesuffix(".data")
-            is_back = isinstance(node.operator, cst.SubtractAssign)
-            if name in names and (is_back or isinstance(node.operator, cst.AddAssign)):
+            is_back = type(node.operator) is cst.SubtractAssign
+            if name in names and (is_back or type(node.operator) is cst.AddAssign):
                 yield node, name, _vector(node.value, names), _signed(node.value, is_back=is_back)
         for target, value in assigned_pairs(node):
             path = dotted_name(target) or ""
-            if not path.endswith(".data") or not isinstance(value, cst.BinaryOperation):
+            if not path.endswith(".data") or type(value) is not cst.BinaryOperation:
                 continue
-            is_back = isinstance(value.operator, cst.Subtract)
+            is_back = type(value.operator) is cst.Subtract
             is_own = (dotted_name(value.left) or "").removesuffix(".data") == path[:-5]
-            if is_own and (is_back or isinstance(value.operator, cst.Add)):
+            if is_own and (is_back or type(value.operator) is cst.Add):
                 yield (
                     node,
                     path[:-5],
@@ -139,7 +138,7 @@ def _vector(node: cst.BaseExpression, names: set[str]) -> str | None:
 
 
 def _factors(node: cst.BaseExpression) -> list[cst.BaseExpression]:
-    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
+    if type(node) is cst.BinaryOperation and type(node.operator) is cst.Multiply:
         return [*_factors(node.left), *_factors(node.right)]
     return [node]
 
@@ -150,10 +149,10 @@ def _product(node: cst.BaseExpression, vector: str | None) -> tuple[float, tuple
     waiting = [node]
     while waiting:
         each = waiting.pop()
-        if isinstance(each, cst.UnaryOperation) and isinstance(each.operator, cst.Minus):
+        if type(each) is cst.UnaryOperation and type(each.operator) is cst.Minus:
             value = -value
             waiting.append(each.expression)
-        elif isinstance(each, cst.BinaryOperation) and isinstance(each.operator, cst.Multiply):
+        elif type(each) is cst.BinaryOperation and type(each.operator) is cst.Multiply:
             waiting += [each.left, each.right]
         elif (known := number(each)) is not None:
             value *= known

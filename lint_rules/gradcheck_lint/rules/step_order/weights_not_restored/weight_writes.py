@@ -64,7 +64,7 @@ def writes_in(function: FunctionModel, depth: int = 0) -> list[Write]:
     if known is None:
         function.module.memo[key] = known = []
         # A generator puts back what it has replaced, once its caller goes on.
-        if not any(isinstance(node, cst.Yield) for node in function.scope.nodes):
+        if not function.scope.nodes_of(cst.Yield):
             below = _by_calls(function, depth) if depth < _MOST_CALLS else ()
             known = [*_direct(function), *below]
         function.module.memo[key] = known
@@ -72,10 +72,10 @@ def writes_in(function: FunctionModel, depth: int = 0) -> list[Write]:
 
 
 def _direct(function: FunctionModel) -> Iterator[Write]:
-    for node in function.scope.nodes:
-        if isinstance(node, cst.For):
+    for node in function.scope.nodes_of(cst.For, cst.Call):
+        if type(node) is cst.For:
             yield from _in_loop(node, function)
-        elif isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+        elif type(node) is cst.Call and type(node.func) is cst.Attribute:
             owner = dotted_name(node.func.value)
             words = {each.value for argument in node.args for each in _names(argument)}
             if node.func.attr.value == "load_state_dict" and owner and _may_be_model(owner):
@@ -107,36 +107,36 @@ def _in_loop(loop: cst.For, function: FunctionModel) -> Iterator[Write]:
 
 
 def _names(node: cst.CSTNode) -> Iterator[cst.Name]:
-    return (each for each in walk(node) if isinstance(each, cst.Name))
+    return (each for each in walk(node) if type(each) is cst.Name)
 
 
 def _copied_into(node: cst.CSTNode) -> Iterator[str]:
     """Yield ``p`` of ``p.data.copy_(x)``, ``p.copy_(x)`` and ``p.data = x``."""
     targets: list[cst.CSTNode | None] = []
     if (
-        isinstance(node, cst.Call)
-        and isinstance(node.func, cst.Attribute)
+        type(node) is cst.Call
+        and type(node.func) is cst.Attribute
         and node.func.attr.value == "copy_"
     ):
         targets.append(node.func.value)
-    targets += [each for each, _ in assigned_pairs(node) if isinstance(each, cst.Attribute)]
+    targets += [each for each, _ in assigned_pairs(node) if type(each) is cst.Attribute]
     for target in targets:
         name = dotted_name(target) or ""
-        if isinstance(node, cst.Call) or name.endswith(".data"):
+        if type(node) is cst.Call or name.endswith(".data"):
             yield name.removesuffix(".data")
 
 
 def _targets(loop: cst.For) -> list[tuple[str, cst.BaseExpression]]:
     """Return the names that a loop binds, each with what they are taken from."""
     iterated = loop.iter
-    if isinstance(iterated, cst.Call) and dotted_name(iterated.func) == "enumerate":
+    if type(iterated) is cst.Call and dotted_name(iterated.func) == "enumerate":
         return []
     names = (
         [dotted_name(each.value) or "" for each in loop.target.elements]
-        if isinstance(loop.target, cst.Tuple)
+        if type(loop.target) is cst.Tuple
         else [dotted_name(loop.target) or ""]
     )
-    if isinstance(iterated, cst.Call) and dotted_name(iterated.func) == "zip":
+    if type(iterated) is cst.Call and dotted_name(iterated.func) == "zip":
         return list(zip(names, [each.value for each in iterated.args], strict=False))
     # Of names and parameters, the second are written.
     return [(name, iterated) for name in names]
@@ -144,7 +144,7 @@ def _targets(loop: cst.For) -> list[tuple[str, cst.BaseExpression]]:
 
 def _owner(iterated: cst.BaseExpression) -> tuple[str | None, bool]:
     """Return whose weights a loop goes through, and whether that is a list of them."""
-    if isinstance(iterated, cst.Call) and isinstance(iterated.func, cst.Attribute):
+    if type(iterated) is cst.Call and type(iterated.func) is cst.Attribute:
         if iterated.func.attr.value in _LISTING:
             return dotted_name(iterated.func.value), False
         return None, False
@@ -162,22 +162,21 @@ def _is_copy(path: str, function: FunctionModel) -> bool:
     else:
         sources += _given(path, scope)
     return any(
-        isinstance(node, cst.Name) and node.value in _COPIES
+        type(node) is cst.Name and node.value in _COPIES
         for source in sources
         for node in walk(source)
     )
 
 
 def _given(path: str, scope: FunctionScope) -> Iterator[cst.BaseExpression]:
-    for node in scope.nodes:
-        for target, value in assigned_pairs(node):
-            if dotted_name(target) == path:
-                yield value
+    for target, value in scope.assignments:
+        if dotted_name(target) == path:
+            yield value
 
 
 def _by_calls(function: FunctionModel, depth: int) -> Iterator[Write]:
     for event in function.events():
-        if not isinstance(event, Call) or not isinstance(event.node, cst.Call) or event.referenced:
+        if not isinstance(event, Call) or type(event.node) is not cst.Call or event.referenced:
             continue
         scope = event.function or _handed_in(event, function)
         if scope is None:
@@ -193,8 +192,8 @@ def _by_calls(function: FunctionModel, depth: int) -> Iterator[Write]:
 
 def _handed_in(event: Call, function: FunctionModel) -> FunctionScope | None:
     """Return the method that is called on an object which all callers hand over."""
-    called = event.node.func if isinstance(event.node, cst.Call) else None
-    name = dotted_name(called.value) if isinstance(called, cst.Attribute) else None
+    called = event.node.func if type(event.node) is cst.Call else None
+    name = dotted_name(called.value) if type(called) is cst.Attribute else None
     if name is None or event.method is None:
         return None
     owner: ClassScope | None = class_handed_in(function, name)
@@ -203,7 +202,7 @@ def _handed_in(event: Call, function: FunctionModel) -> FunctionScope | None:
 
 def _of_other_package(node: cst.Call) -> Iterator[Write]:
     """Yield ``average.copy_to(model.parameters())`` of a class that is not known."""
-    if not isinstance(node.func, cst.Attribute) or node.func.attr.value not in _BY_NAME:
+    if type(node.func) is not cst.Attribute or node.func.attr.value not in _BY_NAME:
         return
     for argument in node.args:
         owner, _ = _owner(argument.value)
@@ -216,7 +215,7 @@ def _at_caller(write: Write, call: cst.Call, called: FunctionScope) -> str | Non
     root = first_word(write.owner)
     rest = write.owner.removeprefix(root)
     if called.owner is not None and root == called.first_parameter:
-        receiver = dotted_name(call.func.value) if isinstance(call.func, cst.Attribute) else None
+        receiver = dotted_name(call.func.value) if type(call.func) is cst.Attribute else None
         return None if receiver is None else receiver + rest
     given = argument_for(root, call, called)
     if given is None:
