@@ -38,7 +38,7 @@ def cut_inputs(function: FunctionModel) -> Iterator[CutInput]:
     seen: set[int] = set()
     for loss in _losses(function):
         reached = through_all(loss)
-        within = [forwards[node] for node in reached if node in forwards]
+        within = [forward for node, forward in forwards.items() if node in reached]
         for call in within:
             same = [other for other in within if sites(other.values) & sites(call.values)]
             if id(call) in seen or not all(map(_is_cut, same)):
