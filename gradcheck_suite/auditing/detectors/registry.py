@@ -128,6 +128,9 @@ from gradcheck_suite.auditing.detectors.step_order.step_without_effect import (
 )
 from gradcheck_suite.auditing.detectors.step_order.uneven_means import UnevenMeansDetector
 from gradcheck_suite.auditing.detectors.step_order.uneven_window import UnevenWindowDetector
+from gradcheck_suite.auditing.detectors.step_order.unused_gradients import (
+    UnusedGradientsDetector,
+)
 from gradcheck_suite.auditing.detectors.step_order.weights_not_restored import (
     WeightsNotRestoredDetector,
 )
@@ -177,6 +180,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         windows,
         scaled,
         ZeroGradMisplacedDetector(recorder, windows),
+        UnusedGradientsDetector(windows, leaves),
         without_backward,
         UnevenMeansDetector(recorder, windows),
         UnevenWindowDetector(windows, leaves, without_backward),

@@ -368,16 +368,33 @@ class _Modes:
                 frozen = (site,)
         return None if back is None or frozen is None else (*frozen, *back)
 
+    def trained_at(self, layer: nn.Module) -> CallSite | None:
+        """Return where a module with this layer was last put into training mode."""
+        found = None
+        for (_, training), (reference, site) in self._calls.items():
+            module = reference()
+            if training and module is not None and any(x is layer for x in module.modules()):
+                found = site
+        return found
+
 
 @dataclass(slots=True)
 class _Drifting:
-    """Statistics that change; ``undone``: where the layer was set to evaluation, and where back."""
+    """Statistics that change.
+
+    Attributes:
+        undone: where the layer was set to evaluation, and where back.
+        trained_at: where it was put into training mode.
+        whole: whether it is of a part that is frozen as a whole, as a backbone is.
+    """
 
     model: str
     site: CallSite | None
     names: list[str]
     step: int
     undone: tuple[CallSite | None, CallSite | None] | None
+    trained_at: CallSite | None
+    whole: bool
 
 
 class FrozenStatisticsDetector:
@@ -443,7 +460,16 @@ class FrozenStatisticsDetector:
             undone = self._modes.undone(drifting[0][1])
             name = variable_of(model) or type(model).__name__
             named = [written(f"{name}.{each}") if each else name for each in names]
-            self._occurrences[event.site] = _Drifting(name, event.site, named, event.number, undone)
+            first = drifting[0][1]
+            self._occurrences[event.site] = _Drifting(
+                name,
+                event.site,
+                named,
+                event.number,
+                undone,
+                self._modes.trained_at(first),
+                _is_of_frozen_part(first, model),
+            )
 
     def _has_drifted(self, layer: _NormBase, step: int) -> bool:
         """Return whether its statistics are others than some steps before, and nothing else."""
@@ -473,6 +499,17 @@ class FrozenStatisticsDetector:
         return [_drifting_finding(occurrence) for occurrence in self._occurrences.values()]
 
 
+def _is_of_frozen_part(layer: nn.Module, model: nn.Module) -> bool:
+    """Return whether the child of a model around a layer has others, all of them frozen too."""
+    own = set(map(id, layer.parameters()))
+    for child in model.children():
+        if any(each is layer for each in child.modules()):
+            parameters = list(child.parameters())
+            others = any(id(each) not in own for each in parameters)
+            return others and not any(each.requires_grad for each in parameters)
+    return False
+
+
 def _is_frozen(layer: nn.Module) -> bool:
     parameters = list(layer.parameters(recurse=False))
     return (
@@ -489,15 +526,19 @@ def _drifting_finding(occurrence: _Drifting) -> Finding:
     )
     if undone is not None:
         message += ": this train() has undone the eval() of the frozen part"
-    where = None if undone is None else location_of(undone[1])
+    elif occurrence.whole:
+        message += ": all that is around them is frozen as well"
+    where = location_of(occurrence.trained_at if undone is None else undone[1])
     where = where or location_of(occurrence.site)
+    is_meant = undone is None and not occurrence.whole
     return Finding.of(
         catalogue.FROZEN_BUT_CHANGED,
         f"{message}; expected frozen layers in evaluation mode",
         detector="audit",
-        severity=Severity.NOTE if undone is None else Severity.WARNING,
+        severity=Severity.NOTE if is_meant else Severity.WARNING,
         location=where,
         related=related(
+            (location_of(occurrence.site), "this step trains the others"),
             (None if undone is None else location_of(undone[0]), "eval() was called here"),
             apart_from=where,
         ),

@@ -9,6 +9,7 @@ alone is not looked at.
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,7 @@ class _Evaluated:
         renewed: whether ``eval()`` was called since the last step.
         first: these three, as they were at the first step.
         later: how often it was called for a step that no ``eval()`` came before.
+        undone: how often ``eval()`` had ended a ``train()`` by which no step was taken.
     """
 
     module: weakref.ref[nn.Module]
@@ -94,6 +96,7 @@ class _Evaluated:
     renewed: bool = False
     first: tuple[int, int] | None = None
     later: int | None = None
+    undone: int = 0
     stop: Callable[[], None] | None = field(default=None, repr=False)
 
     def is_evaluating(self) -> bool:
@@ -125,6 +128,7 @@ class StuckInEvalDetector:
         self._ended: list[_Evaluated] = []
         # By module, at the last train() of it: how many steps each optimizer had taken.
         self._trained: dict[int, tuple[weakref.ref[nn.Module], dict[int, int]]] = {}
+        self._undone: Counter[int] = Counter()
 
     def subscriptions(self) -> Subscriptions:
         """Watch modes being set, and steps that follow."""
@@ -152,8 +156,12 @@ class StuckInEvalDetector:
             known = self._follow(event.module, event.site)
             if known is None:
                 return None
-        if event.before is not False and self._was_trained(event.module):
-            known.trained = True
+        if event.before is not False:
+            if self._was_trained(event.module):
+                known.trained = True
+            elif id(event.module) in self._trained:
+                self._undone[id(event.module)] += 1
+        known.undone = self._undone[id(event.module)]
         known.calls = known.unrecorded = 0
         known.renewed = True
         known.partly = False
@@ -264,10 +272,11 @@ class StuckInEvalDetector:
         for each in (*self._ended, *self._evaluated):
             key = (each.site or each.seen_at, each.name)
             counts[key] = counts.get(key, 0) + each.stuck
-        for each in (*self._ended, *self._evaluated):
+        for each in reversed((*self._ended, *self._evaluated)):
             place = each.site or each.seen_at
-            if each.stuck >= _ENOUGH and place not in found:
-                finding = _judge(each, counts[place, each.name])
+            count = counts[place, each.name]
+            if each.stuck and count >= _ENOUGH and place not in found:
+                finding = _judge(each, count)
                 if finding is not None:
                     found[place] = finding
         return list(found.values())
@@ -280,7 +289,7 @@ def _count(each: _Evaluated, event: StepFinished) -> None:
         each.first = (each.calls, each.unrecorded)
     elif not each.renewed and each.later is None:
         each.later = each.calls
-    if each.stuck == _ENOUGH:
+    if each.stuck <= _ENOUGH:
         each.step, each.step_site = event.number, event.site
         each.optimizer = type(event.optimizer).__name__
     if each.later is not None:
@@ -315,19 +324,22 @@ def _is_sensitive_layer(module: nn.Module) -> bool:
 
 def _judge(each: _Evaluated, count: int) -> Finding | None:
     passed = each.was_passed_through()
+    contradicts = each.undone >= _ENOUGH
     if not each.trained:
         if each.partly or not each.whole:
             return None  # as in fine-tuning a part of a model
-        if each.site is None or not passed:
+        if each.site is None or not (passed or contradicts):
             return _from_the_start(each, count)
     doubts = []
     if not each.whole:
         doubts.append(f"{each.optimizer} trains others too, which were not in evaluation mode")
     if each.partly and not passed:
         doubts.append("a part of it was in training mode")
-    if not passed and each.first != (0, 0):
+    if not (passed or contradicts) and each.first != (0, 0):
         doubts.append("nothing but the next step came after eval()")
     when = "after steps in training mode" if each.trained else "for a pass before its first step"
+    if contradicts and not each.trained:
+        when = f"again after train(), {each.undone} times,"
     return Finding.of(
         catalogue.STUCK_IN_EVAL,
         f"`{each.name}` was put into evaluation mode {when}, and {count} steps followed without "

@@ -152,7 +152,7 @@ class LeftoverGradientDetector:
                 continue
             own = window.fills[-1]
             others = [other for other in windows if _is_cleared_since(own, other, window)]
-            if not others or not all(_are_cleared_of(each, windows) for each in window.fills):
+            if not others or not all(_is_its_own(each, window, windows) for each in window.fills):
                 continue
             through = self._first_behind(event, window, others)
             if through is not None:
@@ -276,12 +276,17 @@ def _is_cleared_since(own: Fill, other: AccumulationWindow, window: Accumulation
     )
 
 
-def _are_cleared_of(own: Fill, windows: list[AccumulationWindow]) -> bool:
-    """Return whether what a backward gave to other optimizers was cleared, used by no step."""
+def _is_its_own(fill: Fill, window: AccumulationWindow, windows: list[AccumulationWindow]) -> bool:
+    """Return whether a backward was for this optimizer, and those that await the same backwards.
+
+    What it gave to others was cleared, used by no step.
+    """
+    awaited = [each.number for each in window.fills]
     return all(
-        any(own.number == fill.number for gone in each.discarded for fill in gone.fills)
+        [known.number for known in each.fills] == awaited
+        or any(fill.number == known.number for gone in each.discarded for known in gone.fills)
         for each in windows
-        if id(each) in own.others
+        if id(each) in fill.others
     )
 
 
