@@ -17,18 +17,23 @@ from torch import nn
 from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import node_metadata
 from gradcheck_suite.auditing.call_sites import CallSite, call_site, location_of
+from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.events import (
     Attention,
     BackwardFailed,
-    BackwardFinished,
     BackwardStarted,
+    GradientsReturned,
     GraphKept,
     ModeChanged,
     SessionEnded,
 )
+from gradcheck_suite.auditing.source_analysis.source import only_call_of
 from gradcheck_suite.findings import Finding, Severity
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor
     from torch.autograd.graph import Node
 
     from gradcheck_suite.auditing.events import Subscriptions
@@ -57,6 +62,9 @@ that evaluate after every step."""
 _BACKWARDS_OF_A_PHASE = 8
 """Backwards that may begin while a module in evaluation mode is listened to. A bound on cost, above
 the calls that make a finding, for a teacher that is called once in each turn."""
+
+_SECOND_GRAPHS = 8
+"""Graphs of gradients, by the line that records them, that are followed. A bound on cost."""
 
 _MOST_NODES = 20_000
 """Nodes of a backward's graph that are looked at for marks. A bound on cost, see ``MOST_NODES`` of
@@ -144,50 +152,52 @@ class _Phase:
 
 
 class _SecondGraph:
-    """Lives while the graph of one backward's gradients does."""
+    """Lives while the graph of one derivative's gradients does."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "line")
+
+    def __init__(self, line: _SecondGraphs) -> None:
+        self.line = line
 
 
+@dataclass(slots=True)
 class _SecondGraphs:
-    """The graphs that ``backward(create_graph=True)`` gave gradients, and whether any was used."""
+    """The graphs that ``create_graph=True`` on one line gave gradients.
 
-    def __init__(self) -> None:
-        self._living: list[tuple[weakref.ref[_SecondGraph], CallSite | None]] = []
-        self._dropped: dict[CallSite | None, int] = {}
-        self.used = False
+    Attributes:
+        returned: whether ``autograd.grad`` was called there.
+        living: those that may yet be used.
+        dropped: how many were dropped unused.
+        used: whether a backward went through any.
+    """
 
-    def note(self, event: BackwardFinished) -> None:
-        """Mark the graphs of the gradients that a backward has filled."""
+    returned: bool
+    living: list[weakref.ref[_SecondGraph]] = field(default_factory=list)
+    dropped: int = 0
+    used: bool = False
+
+    def note(self, gradients: Iterable[Tensor | None]) -> None:
+        """Mark the graphs of these gradients."""
         nodes = [
-            grad.grad_fn
-            for parameter in (*event.created, *event.accumulated)
-            if (grad := parameter.grad) is not None and grad.grad_fn is not None
+            node for each in gradients if each is not None and (node := each.grad_fn) is not None
         ]
-        if not nodes or self.used:
-            return
-        self._count_dropped()
-        mark = _SecondGraph()
-        for node in nodes:
-            node_metadata(node)[_SECOND] = mark
-        self._living.append((weakref.ref(mark), event.site))
+        self.count_dropped()
+        if nodes and not self.used and len(self.living) + self.dropped < _SECOND_GRAPHS:
+            mark = _SecondGraph(self)
+            for node in nodes:
+                node_metadata(node)[_SECOND] = mark
+            self.living.append(weakref.ref(mark))
 
     def is_following(self) -> bool:
         """Return whether there are graphs that may yet be used."""
-        return bool(self._living) and not self.used
+        return bool(self.living) and not self.used
 
-    def dropped(self) -> dict[CallSite | None, int]:
-        """Return how many graphs were dropped unused, by the line of their backward."""
-        self._count_dropped()
-        return {} if self.used else self._dropped
-
-    def _count_dropped(self) -> None:
-        known, self._living = self._living, []
-        for mark, site in known:
-            if mark() is None:
-                self._dropped[site] = self._dropped.get(site, 0) + 1
-            else:
-                self._living.append((mark, site))
+    def count_dropped(self) -> int:
+        """Return how many graphs were dropped unused; none where one was used."""
+        living = [each for each in self.living if each() is not None]
+        self.dropped += len(self.living) - len(living)
+        self.living = living
+        return 0 if self.used else self.dropped
 
 
 @dataclass(slots=True)
@@ -211,13 +221,14 @@ class UnusedGraphDetector:
         self._pending = 0
         self._cycle: _Cycle | None = None
         self._family: frozenset[int] | None = None
-        self._second = _SecondGraphs()
+        self._second: dict[CallSite | None, _SecondGraphs] = {}
 
     def subscriptions(self) -> Subscriptions:
         """Read backwards, and which modules are in evaluation mode."""
         return {
             BackwardStarted: self._before_backward,
             GraphKept: self._after_backward,
+            GradientsReturned: self._after_grad,
             BackwardFailed: self._after_failure,
             ModeChanged: self._after_mode,
             SessionEnded: self._at_the_end,
@@ -230,7 +241,7 @@ class UnusedGraphDetector:
             listens
             or self._pending
             or self._cycle is not None
-            or self._second.is_following()
+            or self._follows_second_graphs()
             or self._may_use_evaluation()
         )
 
@@ -257,16 +268,21 @@ class UnusedGraphDetector:
         else:
             found += [
                 _unused_second_graph(site, count)
-                for site, count in self._second.dropped().items()
-                if count >= _CERTAIN
+                for site, each in self._second.items()
+                if (count := each.count_dropped()) >= _CERTAIN and not each.returned
             ]
+        found += [
+            _unused_derivative(site, count)
+            for site, each in self._second.items()
+            if (count := each.count_dropped()) >= _CERTAIN and each.returned
+        ]
         return found
 
     # retain_graph
 
     def _before_backward(self, event: BackwardStarted) -> Attention | None:
         self._family = None
-        if self._pending or self._second.is_following() or self._may_use_evaluation():
+        if self._pending or self._follows_second_graphs() or self._may_use_evaluation():
             self._look_for_marks(event)
         if self._phases:
             self._close_phases()
@@ -300,11 +316,28 @@ class UnusedGraphDetector:
                 self._retained.setdefault(finished.site, []).append(record)
             return None
         if finished.created or finished.accumulated:
-            self._second.note(finished)
+            filled = (each.grad for each in (*finished.created, *finished.accumulated))
+            self._second_graphs(finished.site, returned=False).note(filled)
             if self._cycle is None:
                 self._cycle = _Cycle(finished.site, self._recorder.state.step)
             return Attention.AWAKE
         return None
+
+    def _after_grad(self, event: GradientsReturned) -> Attention | None:
+        finished = event.finished
+        if not finished.creates_graph:
+            return None
+        self._second_graphs(finished.site, returned=True).note(event.gradients)
+        return Attention.AWAKE
+
+    def _second_graphs(self, site: CallSite | None, *, returned: bool) -> _SecondGraphs:
+        known = self._second.get(site)
+        if known is None:
+            known = self._second[site] = _SecondGraphs(returned)
+        return known
+
+    def _follows_second_graphs(self) -> bool:
+        return any(each.is_following() for each in self._second.values())
 
     def _note_outlived(self, step: int) -> None:
         """Take note of the graphs of earlier steps that are still there."""
@@ -410,13 +443,15 @@ class UnusedGraphDetector:
             graph = metadata.get(_MARK)
             if isinstance(graph, _EvaluationGraph):
                 graph.entry.used = True
-            if _SECOND in metadata:
-                self._second.used = True
+            second = metadata.get(_SECOND)
+            if isinstance(second, _SecondGraph):
+                second.line.used = True
             waiting.extend(edge for edge, _ in node.next_functions if edge is not None)
         if len(seen) >= _MOST_NODES:
             for entry in self._evaluated.values():
                 entry.used = True
-            self._second.used = True
+            for each in self._second.values():
+                each.used = True
 
 
 def _close(phase: _Phase) -> None:
@@ -508,6 +543,22 @@ def _unused_second_graph(site: CallSite | None, count: int) -> Finding:
             "leave out create_graph=True; for second derivatives, "
             "torch.autograd.grad(loss, parameters, create_graph=True)"
         ),
+        evidence={"count": count},
+    )
+
+
+def _unused_derivative(site: CallSite | None, count: int) -> Finding:
+    derived = location_of(site)
+    where = only_call_of(derived) or derived
+    return Finding.of(
+        catalogue.RETAIN_GRAPH,
+        f"autograd.grad(create_graph=True) recorded the graph of its gradients {count} times or "
+        "more, and no backward went through any of them: what is computed of these gradients "
+        "trains nothing; expected it in a loss, or no create_graph=True",
+        detector="audit",
+        location=where,
+        related=related((derived, "recorded here"), apart_from=where),
+        hint="add the term to the loss, or leave out create_graph=True",
         evidence={"count": count},
     )
 
