@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite.verification.first_order.float64_reference import conclusions_by_reference
-from gradcheck_suite.verification.first_order.one_sided import has_one_sided_derivatives
 from gradcheck_suite.verification.first_order.piecewise_constant import (
+    change_along,
     is_piecewise_constant,
     is_quantized,
 )
@@ -79,6 +79,15 @@ on cost."""
 _MANY_VARIABLES = 16
 """Of more variables than these, each is measured once by itself; in float32 pooled probes follow. A
 bound on cost."""
+_ONE_SIDED = (2.0**-8, 2.0**-10, 2.0**-12)
+"""How far to move to either side in float32, in units of the input's scale: what rounding
+(``2**-23``) adds to a slope is below 1e-3."""
+_ONE_SIDED_IN_DOUBLE = (2.0**-13, 2.0**-17, 2.0**-21)
+"""The same in float64, where rounding adds less than 1e-9."""
+_SAME_SLOPE = 1.0 / 64.0
+"""By how much slopes may differ from each other, as a share. ``|x| ** p`` differs by more for p
+below 0.994 along steps that span a factor of 16, and below 0.997 in float64, where they span
+256."""
 
 
 class GradientMeasurement:
@@ -161,7 +170,7 @@ class GradientMeasurement:
             return replace(conclusion, status="inconclusive", reason=_STEPS)
         if conclusion.status == "fail" and self._is_rounding(pair):
             return replace(conclusion, status="inconclusive", reason=_LAST_BIT)
-        if conclusion.at_kink and has_one_sided_derivatives(self.context, *pair):
+        if conclusion.at_kink and _has_one_sided_derivatives(self.context, *pair):
             return replace(conclusion, status="fail", reason=None)
         if conclusion.status == "pass" or shown.non_finite or not self.context.deterministic:
             return conclusion
@@ -382,3 +391,35 @@ class GradientMeasurement:
 def _has_non_finite(gradients: Gradients, variable: int) -> bool:
     parts = (row[variable] for row in gradients.rows)
     return any(part is not None and not bool(torch.isfinite(part).all()) for part in parts)
+
+
+def _has_one_sided_derivatives(context: ProbeContext, output: int, variable: int) -> bool:
+    """Return whether slopes on both sides stay the same as steps shrink, where broken entries move.
+
+    The length of a vector has a kink at zero: seen from either side its slope is one, and any
+    number between is as good a gradient as another. NaN, as ``x.square().sum().sqrt()`` gives
+    there, is none. The square root of the size of ``x`` is steeper the closer one looks, and NaN or
+    Inf all that can be said.
+    """
+    gradient = context.gradients.rows[output][variable]
+    if gradient is None or gradient.layout is not torch.strided or not context.deterministic:
+        return False
+    along = context.direction(0, variable).where(~torch.isfinite(gradient), 0.0)
+    steps = _ONE_SIDED_IN_DOUBLE if context.precision.is_double else _ONE_SIDED
+    return all(
+        _settles([(step, change_along(context, output, variable, step, along)) for step in taken])
+        for taken in (steps, [-step for step in steps])
+    )
+
+
+def _settles(changes: Sequence[tuple[float, torch.Tensor | None]]) -> bool:
+    slopes = [change / step for step, change in changes if change is not None]
+    if len(slopes) < len(changes):
+        return False
+    last = slopes[-1]
+    size = float(torch.linalg.vector_norm(last))
+    if not math.isfinite(size):
+        return False
+    return all(
+        float(torch.linalg.vector_norm(slope - last)) <= _SAME_SLOPE * size for slope in slopes[:-1]
+    )
