@@ -21,11 +21,12 @@ from gradcheck_suite.verification.stages.full_jacobian.column_check import (
     CheckedColumns,
     check_columns,
 )
-from gradcheck_suite.verification.stages.full_jacobian.column_grouping import (
+from gradcheck_suite.verification.stages.full_jacobian.numeric import (
+    Columns,
     Grouping,
+    NumericJacobian,
     group_columns,
 )
-from gradcheck_suite.verification.stages.full_jacobian.numeric import Columns, NumericJacobian
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gradcheck_suite.verification.numerics.directions import generator_for, random_signs
 from gradcheck_suite.verification.numerics.evaluation_point import Point, evaluate, match_outputs
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.verification.target.pure_function import PureFunction
 
-__all__ = ["Columns", "NumericJacobian"]
+__all__ = ["Columns", "Grouping", "NumericJacobian", "group_columns"]
 
 _FIRST_CELLS = 2**17
 """How many entries the first chunk of copies has, 1 MiB in float64: what is fastest is then
@@ -37,6 +38,13 @@ safe side, which only keeps chunks away from the memory limit."""
 _SAME = 256.0
 """How many roundings (eps) of the largest value a batched evaluation may differ by from a single
 one, as for backward in ``analytic``."""
+_MOST_CELLS = 2**24
+"""Up to so many entries a Jacobian's pattern is read off: 64 MiB as float32. A bound on memory."""
+_DENSE = 0.5
+"""The share of entries that are not zero from which on grouping gains nothing: at more than half,
+no two blocks of one size can be apart."""
+_STREAM = 7020
+"""Seed of the marks of outputs; any number does that no other stream uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,3 +304,65 @@ def _is_same(one: torch.Tensor, single: torch.Tensor) -> bool:
     allowed = _SAME * torch.finfo(single.dtype).eps * size
     difference = (one.double() - single.double()).abs()
     return bool((torch.nan_to_num(difference, nan=0.0) <= allowed).all())
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """Columns that are measured together, as they reach different outputs.
+
+    Attributes:
+        columns: ``[groups, blocks]``, the column of each block in each group, or -1 for none.
+        weights: by how many steps each moves.
+        block_of_output: for each output the block that reaches it, or -1.
+    """
+
+    columns: torch.Tensor
+    weights: torch.Tensor
+    block_of_output: torch.Tensor
+
+
+def group_columns(dense: torch.Tensor) -> Grouping | None:
+    """Group columns that share no output.
+
+    Rows of a batch, channels, or the entries of an elementwise function do not mix: the Jacobian
+    falls into blocks, and one evaluation serves a column of each (Curtis, Powell and Reid, "On the
+    estimation of sparse Jacobian matrices", 1974). The blocks are read off the analytic Jacobian,
+    which may be wrong; every column so moves by a random amount of its own, and whatever reaches
+    another block than it should shows as a deviation.
+
+    Args:
+        dense: the transposed analytic Jacobian, ``[columns, outputs]``.
+
+    Returns:
+        The grouping, or None if there is nothing to gain.
+    """
+    count, outputs = dense.shape
+    if not 0 < dense.numel() <= _MOST_CELLS or count < 2:  # noqa: PLR2004 - one needs no group
+        return None
+    used = dense.t() != 0
+    # Columns of one block reach the same outputs: sum up a random number for each that is reached.
+    generator = generator_for(_STREAM, count, outputs)
+    marks = torch.stack([torch.rand(outputs, generator=generator), torch.ones(outputs)], dim=1)
+    sums = marks.to(dense.device).t() @ used.to(marks.dtype)
+    if float(sums[1].sum()) > _DENSE * dense.numel():
+        return None
+    names, block = torch.unique(sums[0], return_inverse=True)
+    if len(names) < 2 or len(names) > outputs + 1:  # noqa: PLR2004 - one block is no gain
+        return None
+    first = torch.full((len(names),), count, device=dense.device).scatter_reduce(
+        0, block, torch.arange(count, device=dense.device), reduce="amin"
+    )
+    reached, owners = torch.nonzero(used[:, first], as_tuple=True)
+    block_of_output = torch.full((outputs,), -1, device=dense.device)
+    block_of_output[reached] = owners
+    if int((block_of_output >= 0).sum()) != len(reached):
+        return None
+    order = torch.argsort(block, stable=True)
+    sizes = torch.bincount(block)
+    starts = torch.cumsum(sizes, 0) - sizes
+    rank = torch.empty_like(block)
+    rank[order] = torch.arange(count) - starts[block[order]]
+    columns = torch.full((int(sizes.max()), len(names)), -1)
+    columns[rank, block] = torch.arange(count)
+    weights = random_signs(torch.empty(columns.shape, dtype=torch.float64), generator)
+    return Grouping(columns, weights, block_of_output)
