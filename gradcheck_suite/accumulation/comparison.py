@@ -6,22 +6,13 @@ import math
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.accumulation.determinism import without_clipping
 from gradcheck_suite.accumulation.runs import Recording, Start, Step, TrainingLoop
-from gradcheck_suite.accumulation.vectors import (
-    Gradients,
-    Mix,
-    distances,
-    is_finite,
-    mix_of,
-    norm,
-    norms,
-)
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.object_names.tensor_names import listed
 from gradcheck_suite.errors import UsageError
@@ -29,14 +20,15 @@ from gradcheck_suite.findings import Finding, Report, Severity
 from gradcheck_suite.reporting.text import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gradcheck_suite.accumulation.runs import Step
-    from gradcheck_suite.accumulation.vectors import Gradients
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["Comparison"]
 
 TOOL = "gradcheck-suite accumulation"
+
+Gradients: TypeAlias = "Mapping[int, torch.Tensor]"
+"""Gradients by the position of their parameter, which together are one vector; one that is not
+there is zero."""
 
 HEADROOM: Final = 16.0
 """How many times the measured noise a gradient may differ, as for snapshots of gradients: the noise
@@ -52,6 +44,9 @@ _WINDOWS = 2
 first left behind."""
 _TOO_NOISY = 0.1
 """Noise of this part of the gradient's norm would hide a micro-batch of ten that is missing."""
+_WELL_APART = 1e-9
+"""Below this ratio of the least to the greatest eigenvalue of their products, gradients count as
+linearly dependent: the products of float32 gradients are no better known."""
 
 
 class Comparison:
@@ -508,3 +503,76 @@ def _counted(there: list[int], number: int) -> str:
 
 def _shown(rates: tuple[float, ...]) -> str:
     return ", ".join(f"{rate:.4g}" for rate in rates)
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """How a gradient is made of others.
+
+    Attributes:
+        weights: how much of each is in it.
+        rest: the part of its norm that no weights explain.
+        is_certain: whether other weights would not do as well.
+    """
+
+    weights: tuple[float, ...]
+    rest: float
+    is_certain: bool
+
+
+def norms(gradients: Gradients) -> dict[int, float]:
+    """Return the norm of each."""
+    return {position: _flat(each).norm().item() for position, each in gradients.items()}
+
+
+def norm(gradients: Gradients) -> float:
+    """Return the norm of all of them together."""
+    return math.hypot(*norms(gradients).values())
+
+
+def is_finite(gradients: Gradients) -> bool:
+    """Return whether there is no NaN and no infinity."""
+    return math.isfinite(norm(gradients))
+
+
+def distances(left: Gradients, right: Gradients) -> dict[int, float]:
+    """Return the norm of the difference, for each parameter of either."""
+    return norms(without(left, right))
+
+
+def without(left: Gradients, right: Gradients, times: float = 1.0) -> dict[int, torch.Tensor]:
+    """Return ``left - times * right``."""
+    differences = {}
+    for position in sorted({*left, *right}):
+        a, b = left.get(position), right.get(position)
+        if a is None:
+            assert b is not None
+            differences[position] = -times * _flat(b)
+        else:
+            differences[position] = _flat(a) - (0.0 if b is None else times * _flat(b))
+    return differences
+
+
+def mix_of(gradient: Gradients, parts: Sequence[Gradients]) -> Mix:
+    """Return the weights of ``parts`` whose sum comes closest to ``gradient``."""
+    products = torch.tensor([[_inner(a, b) for b in parts] for a in parts], dtype=torch.float64)
+    sides = torch.tensor([_inner(part, gradient) for part in parts], dtype=torch.float64)
+    weights = (torch.linalg.pinv(products, rcond=_WELL_APART, hermitian=True) @ sides).tolist()
+    rest: Gradients = gradient
+    for weight, part in zip(weights, parts, strict=True):
+        rest = without(rest, part, weight)
+    values = torch.linalg.eigvalsh(products)
+    is_certain = bool(values[0] > _WELL_APART * values[-1])
+    return Mix(tuple(weights), norm(rest) / max(norm(gradient), 1e-300), is_certain)
+
+
+def _inner(left: Gradients, right: Gradients) -> float:
+    return math.fsum(
+        torch.dot(_flat(left[position]), _flat(right[position])).item()
+        for position in left.keys() & right.keys()
+    )
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    whole = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return whole.detach().to(device="cpu", dtype=torch.float64).reshape(-1)

@@ -173,7 +173,6 @@ _READS = {
 _ASKED_ELSEWHERE = {
     "accumulation/comparison.py": "copies that State has made",
     "accumulation/states.py::new": "values() has asked for all that is in it",
-    "accumulation/vectors.py": "copies that State has made",
     "auditing/detectors/connectivity/copy_left_behind.py::_are_alike": "what sample_of has copied",
     "auditing/detectors/corruption/input_written_in_place.py": "what sample_of has copied",
     "auditing/detectors/functions/function_calls.py::_look_at_saved": "states of a generator",
