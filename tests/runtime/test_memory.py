@@ -192,7 +192,13 @@ _ASKED_ELSEWHERE = {
     "graph/recording/gradient_stats.py::_fetch": "figures",
     "graph/recording/gradient_stats.py::_numbers_in_a_row": "take has asked",
     "graph/recording/gradient_stats.py::_values": "_measure_alone has asked",
-    "graph/recording/gradient_norms.py": "its callers in gradient_stats have asked, or have copied",
+    **{
+        f"graph/recording/gradient_stats.py::{figures}": "its callers have asked, or have copied"
+        for figures in (
+            *("_measure_any", "_measure_rows", "_queue", "_nonzero", "_nonzero_of_many"),
+            *("_norm_of_many", "_rescued"),
+        )
+    },
 }
 
 

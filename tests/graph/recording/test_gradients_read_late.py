@@ -307,13 +307,13 @@ class TestWhen:
     @pytest.fixture
     def looks(self, monkeypatch):
         made = []
-        measure = gradient_stats.measure_rows
+        measure = gradient_stats._measure_rows
 
         def measured(rows):
             made.append(rows.shape)
             return measure(rows)
 
-        monkeypatch.setattr(gradient_stats, "measure_rows", measured)
+        monkeypatch.setattr(gradient_stats, "_measure_rows", measured)
         return made
 
     def test_at_the_first_look_and_only_then(self, looks):
