@@ -20,7 +20,6 @@ from gradcheck_suite.verification.diagnosis.contract_messages import blamed
 from gradcheck_suite.verification.options import LAYOUTS, CheckOptions
 from gradcheck_suite.verification.progress import Deadline
 from gradcheck_suite.verification.reproduction import demonstrations
-from gradcheck_suite.verification.reproduction.shrink import shrunk
 from gradcheck_suite.verification.reproduction.sources import Sources
 from gradcheck_suite.verification.stage import Checker
 from gradcheck_suite.verification.stages.input_variations.memory_layouts import lay_out
@@ -331,8 +330,7 @@ def varied(tree: Any, kind: str) -> Iterator[Any]:
         yield _changed(tree, lambda leaf: lay_out(leaf, kind), every=True)
         return
     if kind == "alone":
-        tensors = [one for _, one in leaves_with_paths(tree, "") if isinstance(one, torch.Tensor)]
-        for chosen in [one for one in tensors if one.requires_grad]:
+        for chosen in [one for one in _tensors(tree) if one.requires_grad]:
             yield replace_leaves(
                 tree,
                 lambda leaf, chosen=chosen: (  # type: ignore[misc]
@@ -341,12 +339,7 @@ def varied(tree: Any, kind: str) -> Iterator[Any]:
             )
         return
     if kind == "sizes":
-        firsts = [
-            one.shape[0]
-            for _, one in leaves_with_paths(tree, "")
-            if isinstance(one, torch.Tensor) and one.dim()
-        ]
-        for first in dict.fromkeys(firsts):
+        for first in dict.fromkeys(one.shape[0] for one in _tensors(tree) if one.dim()):
             for size in (*_SIZES, first + 1, first - 1):
                 yield _changed(
                     tree,
@@ -388,3 +381,97 @@ def _resized(leaf: torch.Tensor, first: int, size: int) -> torch.Tensor:
 
 def _drawn(leaf: torch.Tensor, generator: torch.Generator, scale: float) -> torch.Tensor:
     return torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype) * scale
+
+
+def shrunk(tree: Any, fails: Callable[[Any], bool], deadline: Deadline) -> Any:
+    """Return arguments as plain as still fail: sizes halved, gradients dropped, values rounded.
+
+    Args:
+        tree: arguments, which fail.
+        fails: whether other arguments show the same mistake.
+        deadline: when to stop.
+    """
+    for simpler in (_smaller, _fewer, _rounder):
+        found = True
+        while found and not deadline.passed:
+            found = False
+            for candidate in simpler(tree):
+                if deadline.passed:
+                    break
+                if fails(candidate):
+                    tree, found = candidate, simpler is not _rounder
+                    break
+    return tree
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for _, leaf in leaves_with_paths(tree, "") if isinstance(leaf, torch.Tensor)]
+
+
+def _smaller(tree: Any) -> Iterator[Any]:
+    """Yield arguments where a size, wherever it occurs, is one, a half, or one less."""
+    sizes = sorted({size for tensor in _tensors(tree) for size in tensor.shape if size > 1})
+    for size in reversed(sizes):
+        for less in dict.fromkeys((1, size // 2, size - 1)):
+            yield replace_leaves(tree, functools.partial(_cut, size=size, less=less))
+    for number, tensor in enumerate(_tensors(tree)):
+        for dim, size in enumerate(tensor.shape):
+            if size > 1:
+                for less in dict.fromkeys((1, size // 2)):
+                    yield _with(tree, number, _narrowed(tensor, dim, less))
+
+
+def _cut(leaf: Any, size: int, less: int) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    for dim, known in enumerate(leaf.shape):
+        if known == size:
+            leaf = _narrowed(leaf, dim, less)
+    if not (leaf.is_floating_point() or leaf.is_complex() or leaf.dtype == torch.bool):
+        # Labels and indices may count what became fewer.
+        leaf = leaf % less if int(leaf.max() if leaf.numel() else 0) < size else leaf
+    return leaf
+
+
+def _narrowed(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    part = tensor.detach().narrow(dim, 0, size)
+    made = torch.empty_like(part)  # keeps the order of dimensions in memory
+    return made.copy_(part).requires_grad_(tensor.requires_grad)
+
+
+def _fewer(tree: Any) -> Iterator[Any]:
+    """Yield arguments of which one less needs a gradient."""
+    tensors = _tensors(tree)
+    needing = [number for number, tensor in enumerate(tensors) if tensor.requires_grad]
+    for number in needing if len(needing) > 1 else ():
+        yield _with(tree, number, tensors[number].detach())
+
+
+def _rounder(tree: Any) -> Iterator[Any]:
+    """Yield arguments with rounder values, all of them, then one by one, the roundest first."""
+    for digits in (0, 1, 2, 3):
+        yield replace_leaves(tree, functools.partial(_rounded, digits=digits))
+
+
+def _rounded(leaf: Any, digits: int) -> Any:
+    if not isinstance(leaf, torch.Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
+        return leaf
+    made = torch.empty_like(leaf.detach()).copy_(leaf.detach())
+    parts = torch.view_as_real(made) if made.is_complex() else made
+    # Adding zero leaves no minus zero.
+    parts.copy_(parts.double().round(decimals=digits) + 0.0)
+    return made.requires_grad_(leaf.requires_grad)
+
+
+def _with(tree: Any, number: int, other: torch.Tensor) -> Any:
+    """Replace one tensor, counted in order."""
+    count = -1
+
+    def fill(leaf: Any) -> Any:
+        nonlocal count
+        if isinstance(leaf, torch.Tensor):
+            count += 1
+            return other if count == number else leaf
+        return leaf
+
+    return replace_leaves(tree, fill)
