@@ -14,7 +14,7 @@ from torch import nn
 import gradcheck_suite as gs
 from gradcheck_suite.auditing import recorder as recorder_module
 from gradcheck_suite.auditing.options import AuditOptions
-from gradcheck_suite.auditing.sampling import StepSampler
+from gradcheck_suite.auditing.recorder import StepSampler
 from gradcheck_suite.findings import Severity
 from tests.auditing.loops.bank import CLEAN
 from tests.auditing.test_loop_bank import run_quietly
