@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from gradcheck_suite.verification.diagnosis.evidence import Claimed, Evidence, Probe
 
 

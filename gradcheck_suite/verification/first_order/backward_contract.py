@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
-
 from gradcheck_suite.verification.numerics.comparison import (
     REVERSED_AND_SCALED,
     added,
@@ -25,17 +23,13 @@ from gradcheck_suite.verification.numerics.derivative import Gradients, differen
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
 
-    from gradcheck_suite.verification.numerics.derivative import Gradients
     from gradcheck_suite.verification.numerics.evaluation_point import Point
     from gradcheck_suite.verification.numerics.precision import Precision
     from gradcheck_suite.verification.target.pure_function import PureFunction
 
 __all__ = ["ContractBreaches", "check_contracts"]
-
 
 _ROUNDING = 256.0
 """Up to so many roundings (eps) of the largest entry two identical backwards may differ: sums by

@@ -33,7 +33,6 @@ from gradcheck_suite.verification.numerics.evaluation_point import outputs_at
 from gradcheck_suite.verification.numerics.regression import ExtrapolatedSlope, Regression
 
 if TYPE_CHECKING:
-    from gradcheck_suite.verification.first_order.float64_reference import Float64Reference
     from gradcheck_suite.verification.first_order.probe_context import ProbeContext
     from gradcheck_suite.verification.numerics.evaluation_point import Point
     from gradcheck_suite.verification.progress import Deadline
