@@ -32,6 +32,7 @@ from tests.auditing.loops import (  # noqa: F401 - they fill the bank
     surroundings,
     swapped_weights,
     terms,
+    unused,
 )
 from tests.auditing.loops.bank import BUGGY, CLEAN
 

@@ -232,9 +232,10 @@ class _Follower:
                 name = ".data" if owner is torch.Tensor.data else ""
             location = _caller(self.base)
             if any(one.requires_grad for one in made):
-                # A leaf that no op has used yet may be written: so parameters are initialised.
-                used = [*given, *(one for one in made if one.grad_fn is not None)]
-                for one in used if torch.is_grad_enabled() else ():
+                # A leaf that no op has read yet may be written: so parameters are initialised.
+                read = [one for one in given if not any(one is each for each in made)]
+                made = [one for one in made if one.grad_fn is not None]
+                for one in (*read, *made) if torch.is_grad_enabled() else ():
                     self.watch(one)
             elif location is None or not any(map(self._depends, given)):
                 return
