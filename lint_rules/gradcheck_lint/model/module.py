@@ -62,13 +62,16 @@ class FunctionModel:
     ``holders`` the sites of objects that own parameters (models, optimizers, callables).
     """
 
-    __slots__ = ("_events", "_reading", "module", "scope")
+    __slots__ = ("_calls", "_events", "_reading", "memo", "module", "scope")
 
     def __init__(self, scope: FunctionScope, module: ModuleModel) -> None:
         self.scope = scope
         self.module = module
         self._reading: Reading | None = None
         self._events: tuple[Event, ...] | None = None
+        self._calls: dict[int, Call] | None = None
+        self.memo: dict[Hashable, Any] = {}
+        """What rules have found out of this reading and want to know again."""
 
     @property
     def block(self) -> Block:
@@ -109,7 +112,8 @@ class FunctionModel:
 
     def forget(self) -> None:
         """Read the function again when it is asked for."""
-        self._reading = self._events = None
+        self._reading = self._events = self._calls = None
+        self.memo.clear()
 
     @property
     def qualified_name(self) -> str | None:
@@ -125,6 +129,15 @@ class FunctionModel:
         if self._events is None:
             self._events = tuple(self.block.events())
         return iter(self._events)
+
+    def call_at(self, node: cst.CSTNode) -> Call | None:
+        """Return the first event that is the call at a node, None if there is none."""
+        if self._calls is None:
+            self._calls = {}
+            for event in self.events():
+                if isinstance(event, Call):
+                    self._calls.setdefault(id(event.node), event)
+        return self._calls.get(id(node))
 
 
 class ModuleModel:

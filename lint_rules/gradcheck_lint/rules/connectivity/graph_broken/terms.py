@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import libcst as cst
 
-from gradcheck_lint.model.flow import Call
 from gradcheck_lint.model.knowledge import SAME_GRAPH_METHODS, TENSOR_METHODS
 from gradcheck_lint.model.syntax import (
     ASSIGNING,
@@ -55,7 +54,8 @@ def lost_terms(function: FunctionModel, backward: Backward) -> Iterator[LostTerm
     # A term, and whether it is added to the loss as it is.
     waiting: list[tuple[cst.BaseExpression, bool]] = [] if start is None else [(start, True)]
     seen: set[str] = set()
-    assigned = _assigned(function, node)
+    assigned = _assigned(function)
+    here = _place_of(node, function)
     while waiting:
         term, is_added = waiting.pop()
         name = dotted_name(term)
@@ -69,7 +69,7 @@ def lost_terms(function: FunctionModel, backward: Backward) -> Iterator[LostTerm
             if name not in seen:
                 seen.add(name)
                 waiting += [
-                    (each, is_added and is_early) for each, is_early in assigned.get(name, ())
+                    (each, is_added and place < here) for each, place in assigned.get(name, ())
                 ]
         elif type(term) is cst.BinaryOperation:
             if isinstance(term.operator, (cst.Add, cst.Subtract)):
@@ -137,30 +137,47 @@ _BEFORE_CREATE_GRAPH = 4
 _ADDING = frozenset({cst.AddAssign, cst.SubtractAssign})
 
 
-def _assigned(
-    function: FunctionModel, before: cst.CSTNode
-) -> dict[str, list[tuple[cst.BaseExpression, bool]]]:
-    """Return what is assigned or added to each name, and whether that comes before something."""
-    found: dict[str, list[tuple[cst.BaseExpression, bool]]] = {}
-    is_early = True
-    for node in function.scope.nodes:
-        is_early = is_early and node is not before
-        if type(node) in ASSIGNING:
-            target, value = assigned_once(node)
-        elif type(node) is cst.AugAssign and type(node.operator) in _ADDING:
-            target, value = node.target, node.value
-        else:
-            continue
-        name = dotted_name(target)
-        if name is not None and value is not None:
-            found.setdefault(name, []).append((value, is_early))
-    return found
+def _assigned(function: FunctionModel) -> dict[str, list[tuple[cst.BaseExpression, int]]]:
+    """Return what is assigned or added to each name, and its place among the nodes."""
+    known: dict[str, list[tuple[cst.BaseExpression, int]]] | None = function.memo.get(_assigned)
+    if known is None:
+        known = function.memo[_assigned] = {}
+        for place, node in enumerate(function.scope.nodes):
+            if type(node) in ASSIGNING:
+                target, value = assigned_once(node)
+            elif type(node) is cst.AugAssign and type(node.operator) in _ADDING:
+                target, value = node.target, node.value
+            else:
+                continue
+            name = dotted_name(target)
+            if name is not None and value is not None:
+                known.setdefault(name, []).append((value, place))
+    return known
+
+
+def _place_of(node: cst.CSTNode, function: FunctionModel) -> int:
+    """Return the place of a node among those of a function, one behind all others for the rest."""
+    places: dict[int, int] | None = function.memo.get(_place_of)
+    if places is None:
+        nodes = enumerate(function.scope.nodes)
+        places = function.memo[_place_of] = {id(known): place for place, known in nodes}
+    return places.get(id(node), len(places))
 
 
 def _what_cut(
     term: cst.BaseExpression, name: str | None, function: FunctionModel
 ) -> cst.CSTNode | None:
     """Return what took the graph of a term away, if it never has one, whatever its parts."""
+    key = (_what_cut, id(term))
+    if key not in function.memo:
+        function.memo[key] = _look_for_cut(term, name, function)
+    cut: cst.CSTNode | None = function.memo[key]
+    return cut
+
+
+def _look_for_cut(
+    term: cst.BaseExpression, name: str | None, function: FunctionModel
+) -> cst.CSTNode | None:
     gradient = _gradient_within(term, function)
     if gradient is not None:
         return gradient
@@ -271,8 +288,8 @@ def is_item(node: cst.CSTNode | None) -> bool:
 
 def _returned_by(node: cst.BaseExpression, function: FunctionModel) -> Values:
     """Return what a call of a function of this file returns."""
-    calls = (event for event in function.events() if isinstance(event, Call) and event.node is node)
-    return next((call.result for call in calls), NOTHING)
+    call = function.call_at(node)
+    return NOTHING if call is None else call.result
 
 
 def _only_factor(product: cst.BinaryOperation, function: FunctionModel) -> list[cst.BaseExpression]:

@@ -57,13 +57,14 @@ class StepBeforeSecondBackward(Rule):
             ]
             if not before:
                 continue
+            places = {id(other.node): place for place, other in reversed([*enumerate(before)])}
             for later in events[index + 1 :]:
                 if not isinstance(later, Backward) or later.loops != event.loops or later.partial:
                     continue
-                reached = through_all(later.values)
-                known = next((other for other in before if id(other.node) in reached), None)
-                if known is None or later.expects_error:
+                reached = through_all(later.values) & places.keys()
+                if not reached or later.expects_error:
                     continue
+                known = before[min(places[site] for site in reached)]
                 how_sure = flow(function, known.node, later.node)
                 is_beside = later.arms == event.arms
                 if how_sure is Flow.NONE or not (is_known or is_beside):
