@@ -8,7 +8,7 @@ import libcst as cst
 
 from gradcheck_lint.analyses.layers import called_function
 from gradcheck_lint.model.knowledge import SAME_MODULE_METHODS
-from gradcheck_lint.model.syntax import bound_names, children, dotted_name, walk
+from gradcheck_lint.model.syntax import ATOMS, bound_names, child_list, dotted_name, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,9 +72,20 @@ def _uses_in(function: FunctionModel, path: str, depth: int, seen: set[object]) 
     if key in seen or depth > _MOST_CALLS:
         return
     seen.add(key)
-    parents = {id(child): node for node in walk(function.scope.node) for child in children(node)}
+    parents = _parents(function)
     for node in _reads(function.scope.node, path):
         yield from _use(node, parents, function, depth, seen)
+
+
+def _parents(function: FunctionModel) -> dict[int, cst.CSTNode]:
+    """Return the node above each node of a function, by ``id``."""
+    memo = function.module.memo
+    key = ("parents", id(function.scope))
+    if key not in memo:
+        nodes = walk(function.scope.node)
+        memo[key] = {id(child): node for node in nodes for child in child_list(node)}
+    found: dict[int, cst.CSTNode] = memo[key]
+    return found
 
 
 def _reads(around: cst.CSTNode, path: str) -> Iterator[cst.CSTNode]:
@@ -83,21 +94,23 @@ def _reads(around: cst.CSTNode, path: str) -> Iterator[cst.CSTNode]:
     stack = [around]
     while stack:
         node = stack.pop()
-        if node is not around and root in _bound_in(node):
+        kind = type(node)
+        if kind in _FUNCTIONS and node is not around and root in _bound_in(node):
             continue
-        if isinstance(node, (cst.Name, cst.Attribute)) and dotted_name(node) == path:
+        if (kind is cst.Name or kind is cst.Attribute) and dotted_name(node) == path:
             yield node
-        elif isinstance(node, (cst.Attribute, cst.Arg)):
+        elif type(node) is cst.Attribute or type(node) is cst.Arg:
             stack.append(node.value)  # the name after the dot, or of the keyword, is none
-        else:
-            stack.extend(children(node))
+        elif kind not in ATOMS:
+            stack += child_list(node)
+
+
+_FUNCTIONS: Final = frozenset({cst.FunctionDef, cst.Lambda})
 
 
 def _bound_in(node: cst.CSTNode) -> set[str]:
-    """Return the names that a function inside another one binds, none of any other node."""
+    """Return the names that a function inside another one binds."""
     bound: set[str] = set()
-    if not isinstance(node, (cst.FunctionDef, cst.Lambda)):
-        return bound
     for inner in walk(node):
         if type(inner) is cst.Param:
             bound.add(inner.name.value)

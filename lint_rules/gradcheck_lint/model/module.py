@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import cached_property, lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import libcst as cst
 
@@ -17,10 +17,10 @@ from gradcheck_lint.model.grad_mode import initial_mode
 from gradcheck_lint.model.nearness import CUTS, Nearness
 from gradcheck_lint.model.reading import Reading
 from gradcheck_lint.model.returning import returned_by, returns_plainly, without_forwards
-from gradcheck_lint.model.scopes import ClassScope, FunctionScope, LinkedTree, Scopes
+from gradcheck_lint.model.scopes import ClassScope, FunctionScope, LinkedTree, NodeIndex, Scopes
 from gradcheck_lint.model.state import Recorder
 from gradcheck_lint.model.statements import StatementReader
-from gradcheck_lint.model.syntax import bound_names, dotted_name
+from gradcheck_lint.model.syntax import bound_names, dotted_name, walk
 from gradcheck_lint.model.torch_functions import makes_optimizer
 from gradcheck_lint.model.values import NOTHING, Kind, Origin, Values, all_are, join, replace
 from gradcheck_lint.project.linking import NO_UNIT
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from gradcheck_lint.project.linking import Unit
 
+_Node = TypeVar("_Node", bound=cst.CSTNode)
 
 _TURNS_GRAD_OFF = re.compile(
     rb"\.requires_grad\s*=(?!=|\s*True\b)|\.requires_grad_\((?!\s*(?:True\b|\)))"
@@ -230,6 +231,7 @@ class ModuleModel:
         """
         for known in (self._models, self._readings, self._attributes, self._assigned, self.memo):
             known.clear()
+        self.__dict__.pop("_index", None)
         self.scopes.release()
 
     def text(self, node: cst.CSTNode) -> str:
@@ -250,6 +252,14 @@ class ModuleModel:
             end = len(code) - len(self.tree.code_for_node(closing))
             code = code[len(self.tree.code_for_node(opening)) : end]
         return " ".join(code.split())
+
+    def nodes_of(self, kind: type[_Node]) -> Sequence[_Node]:
+        """Return all nodes of the file that are of exactly this type, in order."""
+        return cast("Sequence[_Node]", self._index.of(kind))
+
+    @cached_property
+    def _index(self) -> NodeIndex:
+        return NodeIndex(walk(self.tree))
 
     def functions(self) -> Iterator[FunctionModel]:
         """Yield the model of every function, the top level first."""

@@ -11,7 +11,8 @@ from gradcheck_lint.discovery import EXCLUDED_DIRECTORIES
 from gradcheck_lint.files import read_source
 from gradcheck_lint.project.layout import forget
 
-_IMPORT: Final = re.compile(rb"^[ \t]*(?:from|import)[ \t]+([^\n#]+)", re.MULTILINE)
+_IMPORT: Final = re.compile(rb"\n[ \t]*(?:from|import)[ \t]+([^\n#]+)")
+"""An import with the line end before it, which is found faster than a line's beginning is."""
 _WORD: Final = re.compile(rb"\w+")
 _MOST_FILES: Final = 10_000
 _MOST_FOLDERS: Final = 5_000
@@ -43,7 +44,7 @@ def _index(root: str) -> dict[bytes, list[str]]:
             source = read_source(path)
         except OSError:
             continue
-        lines = _IMPORT.findall(source)
+        lines = _IMPORT.findall(b"\n" + source)
         for word in {word for line in lines for word in _WORD.findall(line)}:
             found.setdefault(word, []).append(path)
     return found

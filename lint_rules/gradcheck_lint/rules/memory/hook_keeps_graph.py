@@ -11,7 +11,7 @@ from gradcheck_lint.analyses.container_clearing import is_emptied_anywhere
 from gradcheck_lint.model.function_class import assignments, returns
 from gradcheck_lint.model.knowledge import SAME_GRAPH_METHODS
 from gradcheck_lint.model.name_sources import sources_of
-from gradcheck_lint.model.syntax import dotted_name, keyword, last_word, positional, walk
+from gradcheck_lint.model.syntax import dotted_name, keyword, last_word, positional
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -180,12 +180,8 @@ def _registrations(function: FunctionModel) -> Iterator[cst.Call]:
     """Yield the calls of the file that register a hook of forward."""
     if not function.module.mentions(b"register_forward_hook"):
         return
-    for node in walk(function.module.tree):
-        if (
-            type(node) is cst.Call
-            and type(node.func) is cst.Attribute
-            and node.func.attr.value == "register_forward_hook"
-        ):
+    for node in function.module.nodes_of(cst.Call):
+        if type(node.func) is cst.Attribute and node.func.attr.value == "register_forward_hook":
             yield node
 
 

@@ -58,8 +58,8 @@ def _literals(module: ModuleModel) -> frozenset[str]:
     if "strings" not in module.memo:
         module.memo["strings"] = frozenset(
             text
-            for node in walk(module.tree)
-            if type(node) is cst.SimpleString and (text := plain_string(node)) is not None
+            for node in module.nodes_of(cst.SimpleString)
+            if (text := plain_string(node)) is not None
         )
     found: frozenset[str] = module.memo["strings"]
     return found

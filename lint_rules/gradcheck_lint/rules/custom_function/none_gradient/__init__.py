@@ -193,11 +193,7 @@ def _is_parameter_used_once(
         return False
     if not all_are(module.class_attribute(owner.name, attribute), Kind.LEAF):
         return False
-    named = [
-        other
-        for other in walk(module.tree)
-        if type(other) is cst.Attribute and other.attr.value == attribute
-    ]
+    named = [other for other in module.nodes_of(cst.Attribute) if other.attr.value == attribute]
     made = [
         other.target
         for other in walk(module.tree)

@@ -14,7 +14,6 @@ from gradcheck_lint.model.function_class import names_in
 from gradcheck_lint.model.knowledge import SAME_MODULE_METHODS
 from gradcheck_lint.model.nearness import BACKWARD, STEPS
 from gradcheck_lint.model.syntax import (
-    assigned_pairs,
     bound_names,
     dotted_name,
     first_word,
@@ -48,8 +47,8 @@ def _names_left_out(function: FunctionModel) -> Iterator[Violation]:
 
     The module is followed into the functions and objects that it is handed to.
     """
-    optimizers = _optimizers_made(function)
-    if not optimizers or not function.module.mentions(b"backward"):
+    optimizers = _optimizers_made(function) if function.module.mentions(b"backward") else ()
+    if not optimizers:
         return
     for path, made in _new_modules(function):
         backward = _backward_through(function, path)
@@ -73,11 +72,10 @@ def _optimizers_made(function: FunctionModel) -> list[cst.Call]:
 def _new_modules(function: FunctionModel) -> Iterator[tuple[str, cst.BaseExpression]]:
     """Yield the names, and attributes of self, that are given a module with weights made anew."""
     found: dict[str, list[cst.BaseExpression]] = {}
-    for node in function.scope.nodes_with_lambdas:
-        for target, value in assigned_pairs(node):
-            path = dotted_name(target)
-            if path is not None and not _is_moved(value, path):
-                found.setdefault(path, []).append(value)
+    for target, value in function.scope.assignments:
+        path = dotted_name(target)
+        if path is not None and not _is_moved(value, path):
+            found.setdefault(path, []).append(value)
     for path, values in found.items():
         made = _unmoved(values[0])
         if (
@@ -120,13 +118,13 @@ def _is_followed(path: str, function: FunctionModel) -> bool:
         return False
     if any(owner.name in other.bases for other in scopes.classes.values()):
         return False
+    named = [
+        node for node in function.module.nodes_of(cst.Attribute) if node.attr.value == attribute
+    ]
+    if any(first_word(dotted_name(node)) != root for node in named):
+        return False
     own = {id(node) for method in owner.methods.values() for node in walk(method.node)}
-    return not any(
-        type(node) is cst.Attribute
-        and node.attr.value == attribute
-        and (id(node) not in own or first_word(dotted_name(node)) != root)
-        for node in walk(function.module.tree)
-    )
+    return all(id(node) in own for node in named)
 
 
 def _backward_through(function: FunctionModel, path: str) -> Backward | None:

@@ -14,7 +14,7 @@ from gradcheck_lint.model.syntax import assigned_pairs, dotted_name, keyword, wa
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.module import FunctionModel, ModuleModel
     from gradcheck_lint.model.scopes import FunctionScope
 
 __all__ = ["Displacement", "displacements"]
@@ -69,7 +69,7 @@ def _moves(function: FunctionModel) -> Iterator[_Move]:
 def _by_call(call: cst.Call, function: FunctionModel) -> Iterator[_Move]:
     """Yield the move of a function of the file that is given how far: ``perturb(params, -2)``."""
     scope = called_function(call, function)
-    scale = None if scope is None else _scale_of(scope)
+    scale = None if scope is None else _scale_of(scope, function.module)
     if scope is None or scale is None:
         return
     given = argument_for(scale, call, scope)
@@ -80,8 +80,16 @@ def _by_call(call: cst.Call, function: FunctionModel) -> Iterator[_Move]:
         yield _Move(call, " ".join((scope.name, *others)), *product)
 
 
-def _scale_of(scope: FunctionScope) -> str | None:
+def _scale_of(scope: FunctionScope, module: ModuleModel) -> str | None:
     """Return the parameter of a function by which it multiplies what it adds to weights."""
+    key = (_scale_of, id(scope))
+    if key not in module.memo:
+        module.memo[key] = _look_for_scale(scope)
+    scale: str | None = module.memo[key]
+    return scale
+
+
+def _look_for_scale(scope: FunctionScope) -> str | None:
     for node in scope.nodes_of(cst.For):
         for _, _, _, factor in _written(node):
             names = {dotted_name(each) for each in walk(factor)}
