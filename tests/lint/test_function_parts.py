@@ -8,6 +8,7 @@ import pytest
 from gradcheck_lint.model.flow import InPlace
 from gradcheck_lint.model.module import FunctionModel, ModuleModel
 from gradcheck_lint.model.scopes import Part
+from gradcheck_lint.model.syntax import assigned_pairs, walk
 from gradcheck_lint.model.values import NOTHING, join, join_all
 from gradcheck_lint.rules import RULES
 from tests.lint.fixtures_of_rules import fixtures_of
@@ -107,3 +108,30 @@ def test_small_statements_are_those_among_all_nodes() -> None:
             ]
             checked += len(known)
     assert checked > 1000
+
+
+def test_nodes_are_found_by_their_types_in_order() -> None:
+    checked = 0
+    for source in _SOURCES[::20]:
+        model = ModuleModel(cst.parse_module(source), source.encode())
+        for function in model.functions():
+            nodes = function.scope.nodes
+            for kinds in ((cst.Call,), (cst.Assign, cst.AnnAssign), (cst.If, cst.For, cst.Call)):
+                found = function.scope.nodes_of(*kinds)
+                assert list(map(id, found)) == [id(node) for node in nodes if type(node) in kinds]
+                checked += len(found)
+            pairs = [pair for node in nodes for pair in assigned_pairs(node)]
+            assert list(function.scope.assignments) == pairs
+        assert list(model.nodes_of(cst.Call)) == [
+            node for node in walk(model.tree) if type(node) is cst.Call
+        ]
+    assert checked > 200
+
+
+def test_calls_are_found_by_their_nodes() -> None:
+    (function,) = _functions("def f(g, x):\n    y = g(x)\n    return y + 1\n")
+    (call,) = function.scope.nodes_of(cst.Call)
+    known = function.call_at(call)
+    assert known is not None
+    assert known.node is call
+    assert function.call_at(call.func) is None

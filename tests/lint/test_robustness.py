@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 import time
 
 import libcst
@@ -280,3 +281,54 @@ def test_rows_of_hash_signs_take_no_time():
     began = time.process_time()
     assert [finding.code for finding in lint_source(source.encode(), "x.py")] == ["GCS901"]
     assert time.process_time() - began < 5
+
+
+_REPEATED = {
+    "functions": """
+def train_{0}(model, loader, optimizer):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = (model(x) - y).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+""",
+    "models": """
+class Net{0}(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.first = torch.nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.first(x).relu()
+""",
+    "functions that call each other": """
+def f{0}(model, x, optimizer):
+    y = f{1}(model, model(x), optimizer) + f{2}(model, x, optimizer)
+    y.mean().backward()
+    optimizer.step()
+    return y
+""",
+}
+
+
+@pytest.mark.parametrize("part", _REPEATED.values(), ids=_REPEATED.keys())
+def test_work_grows_as_the_file_does(part):
+    def calls_for(count):
+        parts = (part.format(i, (i + 1) % count, (7 * i + 3) % count) for i in range(count))
+        source = "import torch\n" + "".join(parts)
+        calls = 0
+
+        def count_call(_, event, __):
+            nonlocal calls
+            calls += event == "call"
+
+        previous = sys.getprofile()
+        sys.setprofile(count_call)
+        try:
+            lint_source(source.encode(), "x.py")
+        finally:
+            sys.setprofile(previous)
+        return calls
+
+    calls_for(2)  # what is done once
+    assert calls_for(80) < 2.3 * calls_for(40)

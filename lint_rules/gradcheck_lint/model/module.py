@@ -134,10 +134,8 @@ class FunctionModel:
     def call_at(self, node: cst.CSTNode) -> Call | None:
         """Return the first event that is the call at a node, None if there is none."""
         if self._calls is None:
-            self._calls = {}
-            for event in self.events():
-                if isinstance(event, Call):
-                    self._calls.setdefault(id(event.node), event)
+            calls = [event for event in self.events() if isinstance(event, Call)]
+            self._calls = {id(event.node): event for event in reversed(calls)}
         return self._calls.get(id(node))
 
 
