@@ -40,6 +40,7 @@ ScalerStepped              after ``GradScaler.step(optimizer)``
 ScalerUpdated              after ``GradScaler.update()``
 OptimizerStateLoaded       after ``optimizer.load_state_dict(...)``
 SchedulerStepped           after ``scheduler.step()``; not for the one in its constructor
+SchedulerStateLoaded       after the outermost ``scheduler.load_state_dict(...)``
 ModeChanged                after the outermost ``module.train(...)`` or ``module.eval()``
 ForwardHookRegistered      after ``module.register_forward_hook(...)``
 ModuleConverted            after ``module.to(...)`` and the like
@@ -129,6 +130,7 @@ __all__ = [
     "SavedTensorModified",
     "ScalerStepped",
     "ScalerUpdated",
+    "SchedulerStateLoaded",
     "SchedulerStepped",
     "SessionEnded",
     "StateLoaded",
@@ -393,6 +395,22 @@ class SchedulerStepped(NamedTuple):
     site: CallSite | None
 
 
+class SchedulerStateLoaded(NamedTuple):
+    """A learning-rate scheduler was given a state, which leaves the optimizer's rates as they are.
+
+    Attributes:
+        scheduler: what was given it.
+        optimizer: whose rates it sets.
+        before: the rates that the scheduler had set last, until then.
+        site: where.
+    """
+
+    scheduler: Any
+    optimizer: Optimizer
+    before: tuple[Any, ...]
+    site: CallSite | None
+
+
 class NonLeafGradientRead(NamedTuple):
     """The user's code has read ``.grad`` of a tensor that has a graph and does not retain it."""
 
@@ -626,6 +644,7 @@ Event: TypeAlias = (
     | GradientsUnscaled
     | ScalerStepped
     | ScalerUpdated
+    | SchedulerStateLoaded
     | SchedulerStepped
     | ModeChanged
     | ForwardFinished

@@ -344,6 +344,24 @@ def test_chained_schedulers_step_once(listen):
     assert all(isinstance(event.optimizer, torch.optim.SGD) for event in seen)
 
 
+def test_a_state_of_chained_schedulers_is_told_of_once(listen, line_of):
+    weight = torch.ones(1, requires_grad=True)
+
+    def loop():
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        parts = [torch.optim.lr_scheduler.CyclicLR(optimizer, 0.1, 0.2) for _ in range(2)]
+        chained = torch.optim.lr_scheduler.ChainedScheduler(parts)
+        state = {**chained.state_dict(), "_last_lr": [0.3]}
+        chained.load_state_dict(state)  # <- here
+
+    def keep(event):
+        return type(event.scheduler), type(event.optimizer), event.before, location_of(event.site)
+
+    (told,) = listen(loop, events.SchedulerStateLoaded, keep=keep)
+    assert told[:3] == (torch.optim.lr_scheduler.ChainedScheduler, torch.optim.SGD, (0.1,))
+    assert told[3].line == line_of(loop)
+
+
 def test_modes_and_forwards_of_the_outermost_module(listen):
     net = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
 

@@ -21,6 +21,7 @@ from tests.auditing.loops import (  # noqa: F401 - they fill the bank
     frozen_statistics,
     guards,
     later_runs,
+    loads,
     order,
     owners_and_modes,
     parts,
@@ -33,6 +34,7 @@ from tests.auditing.loops import (  # noqa: F401 - they fill the bank
     swapped_weights,
     terms,
     unused,
+    unmoved,
 )
 from tests.auditing.loops.bank import BUGGY, CLEAN
 
@@ -100,6 +102,30 @@ WORDS = {
     "resumed_without_the_schedule": (
         "warning",
         "AdamW was restored at a learning rate of 0.002857",
+    ),
+    "schedule_made_after_its_optimizer_was_restored": (
+        "warning",
+        "AdamW steps at a learning rate of 0.01, where its LambdaLR began, and the state",
+    ),
+    "resumed_without_the_optimizer_of_the_schedule": (
+        "warning",
+        "leaves the rates of the optimizer as they are; expected a step at 0.002857",
+    ),
+    "loaded_after_the_optimizer_had_copied_the_weights": (
+        "warning",
+        "were loaded, and after the first step what SGD keeps for them stood there",
+    ),
+    "share_of_zero_for_a_parameter_of_zeros": (
+        "warning",
+        "_ByNorm.step() never changed 2 parameters (`model[0].bias`, `model[2].bias`), though",
+    ),
+    "rule_that_leaves_out_a_group": (
+        "warning",
+        "in each of 6 steps looked at and the learning rate was above 0, and moved 2 others; exp",
+    ),
+    "both_factors_of_an_adapter_start_at_zero": (
+        "warning",
+        "2 parameters (`model.down.weight`, `model.up.weight`) are all zeros and multiplied by",
     ),
     "critic_steps_after_the_backward_of_the_actor": (
         "warning",

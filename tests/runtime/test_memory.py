@@ -182,6 +182,7 @@ _ASKED_ELSEWHERE = {
     "auditing/detectors/mode/initial_statistics.py::_is_unchanged": "what sample_of has copied",
     "auditing/detectors/mode/seeded_again.py::_begin_step": "states of a generator",
     "auditing/detectors/step_order/missing_zero_grad_by_hand.py": "what sample_of has copied",
+    "auditing/detectors/step_order/parameter_never_moved.py::_answers": "_look has asked",
     "auditing/detectors/step_order/perturbation_left.py": "what sample_of has copied",
     "auditing/detectors/step_order/weights_not_restored.py": "what sample_of has copied",
     "auditing/distributed/step_records.py::_bytes_of": "a fingerprint, which is a copy",

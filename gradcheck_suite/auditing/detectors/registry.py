@@ -36,6 +36,7 @@ from gradcheck_suite.auditing.detectors.connectivity.repeated_layer import Repea
 from gradcheck_suite.auditing.detectors.connectivity.zero_derivative import (
     ZeroDerivativeDetector,
 )
+from gradcheck_suite.auditing.detectors.connectivity.zero_factors import ZeroFactorsDetector
 from gradcheck_suite.auditing.detectors.corruption.copy_onto_itself import CopyOntoItselfDetector
 from gradcheck_suite.auditing.detectors.corruption.hooked_output import HookedOutputDetector
 from gradcheck_suite.auditing.detectors.corruption.input_written_in_place import (
@@ -98,6 +99,9 @@ from gradcheck_suite.auditing.detectors.step_order.optimizer_made_anew import (
 )
 from gradcheck_suite.auditing.detectors.step_order.parameter_in_two_optimizers import (
     ParameterInTwoOptimizersDetector,
+)
+from gradcheck_suite.auditing.detectors.step_order.parameter_never_moved import (
+    ParameterNeverMovedDetector,
 )
 from gradcheck_suite.auditing.detectors.step_order.parameter_not_optimized import (
     ParameterNotOptimizedDetector,
@@ -187,7 +191,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         ClipMisplacedDetector(windows, scaled),
         ScalerMisuseDetector(windows, scaled),
         SchedulerBeforeStepDetector(recorder, windows),
-        ScheduleNotRestoredDetector(windows),
+        ScheduleNotRestoredDetector(windows, recorder.schedules),
         ScheduleNotSteppedDetector(recorder.schedules),
         LeftoverGradientDetector(windows),
         TrainModeInEvalDetector(recorder, windows),
@@ -206,6 +210,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         InputWrittenInPlaceDetector(recorder),
         rates,
         StepWithoutEffectDetector(recorder.optimizers, rates),
+        ParameterNeverMovedDetector(windows, leaves, names, rates),
         LostUpdatesDetector(windows),
         StepInsideAutocastDetector(),
         WeightsNotRestoredDetector(recorder, windows),
@@ -219,13 +224,14 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         GradReadOnNonLeafDetector(),
         RepeatedLayerDetector(),
         NothingLoadedDetector(),
-        LoadedAndOverwrittenDetector(recorder),
+        LoadedAndOverwrittenDetector(recorder, leaves),
         GraphKeptDetector(recorder, carried),
         GraphWithoutBackwardDetector(recorder),
         HookPilesUpDetector(leaves),
         without_gradient,
         losses,
         ZeroDerivativeDetector(recorder),
+        ZeroFactorsDetector(leaves),
         DerivativeLeftOutDetector(),
         NonFiniteGradientDetector(recorder, names),
         UnusedGraphDetector(recorder),

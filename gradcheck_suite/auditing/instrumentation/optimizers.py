@@ -21,6 +21,7 @@ from gradcheck_suite.auditing.events import (
     OptimizerConstructed,
     OptimizerStateLoaded,
     ParameterGroupAdded,
+    SchedulerStateLoaded,
     SchedulerStepped,
     StepFinished,
     StepStarted,
@@ -197,16 +198,16 @@ def _tell_of_refusal(recorder: Recorder, optimizer: Optimizer, error: ValueError
 
 
 class SchedulerSource(EventSource):
-    """Replaces ``__init__`` and ``step`` of every scheduler class of torch that has its own.
+    """Replaces three methods of every scheduler class of torch that has its own.
 
     A scheduler of the program's own is seen as far as its ``step`` calls the one it inherits.
     """
 
-    kinds = (SchedulerStepped,)
+    kinds = (SchedulerStepped, SchedulerStateLoaded)
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)
-        # A chained scheduler steps those that it is made of.
+        # A chained scheduler steps those that it is made of, and gives them their states.
         self.inside = 0
         self.constructing = 0
 
@@ -214,7 +215,11 @@ class SchedulerSource(EventSource):
         """Replace the methods."""
         for thing in list(vars(lr_scheduler).values()):
             if inspect.isclass(thing) and issubclass(thing, lr_scheduler.LRScheduler):
-                for name, replaced in (("__init__", self._constructing), ("step", self._stepping)):
+                for name, replaced in (
+                    ("__init__", self._constructing),
+                    ("step", self._stepping),
+                    ("load_state_dict", self._loading),
+                ):
                     own = vars(thing).get(name)
                     if inspect.isfunction(own):
                         patches.replace(thing, name, replaced(own))
@@ -238,6 +243,27 @@ class SchedulerSource(EventSource):
                 source.recorder.schedules.made(self, parts, exact_call_site())
 
         return __init__
+
+    def _loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        placed = self
+
+        @functools.wraps(original)
+        def load_state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
+            source: SchedulerSource = placed.acting
+            source.inside += 1
+            before = getattr(self, "_last_lr", ())
+            try:
+                result = original(self, *args, **kwargs)
+            finally:
+                source.inside -= 1
+            optimizer = getattr(self, "optimizer", None)
+            if not source.inside and isinstance(optimizer, Optimizer) and source.recorder.resume():
+                known = innermost_optimizer(optimizer)
+                loaded = SchedulerStateLoaded(self, known, tuple(before), exact_call_site())
+                source.recorder.bus.emit(loaded)
+            return result
+
+        return load_state_dict
 
     def _stepping(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

@@ -120,6 +120,11 @@ class Schedules:
         self.unstepped.append(made)
         self._on_new()
 
+    def count_of(self, optimizer: Optimizer) -> int:
+        """Return how many of them set the rates of this optimizer."""
+        made = [*(each.optimizer for each in self.unstepped), *self.running]
+        return sum(each() is optimizer for each in made)
+
     def stepped(self, scheduler: Any) -> None:
         """Note that this scheduler was stepped."""
         waiting: list[Schedule] = []

@@ -36,6 +36,8 @@ NAMES = [
     (torch.nn.Module, "load_state_dict"),
     (torch.nn.Module, "register_forward_hook"),
     (torch.optim.Optimizer, "load_state_dict"),
+    (torch.optim.lr_scheduler.LRScheduler, "load_state_dict"),
+    (torch.optim.lr_scheduler.SequentialLR, "load_state_dict"),
     (BaseProcess, "start"),
     (subprocess.Popen, "__init__"),
     *filter(None, checkpoint_entry_points()),

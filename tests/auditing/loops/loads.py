@@ -130,3 +130,74 @@ def loaded_twice():
     model.load_state_dict(state)
     model.load_state_dict(other)
     _train(model)
+
+
+class _Masters:
+    """Keeps copies of the weights in float32, and steps on those."""
+
+    def __init__(self, model):
+        self.own = list(model.parameters())
+        self.copies = [nn.Parameter(p.detach().float()) for p in self.own]
+        self.inner = torch.optim.SGD(self.copies, lr=0.01)
+
+    def take_copies(self):
+        with torch.no_grad():
+            for copy, p in zip(self.copies, self.own, strict=True):
+                copy.copy_(p)
+
+    @torch.no_grad()
+    def step(self):
+        for copy, p in zip(self.copies, self.own, strict=True):
+            copy.grad = p.grad.float()
+            p.grad = None
+        self.inner.step()
+        for copy, p in zip(self.copies, self.own, strict=True):
+            p.copy_(copy)
+
+
+def _train_on(model, optimizer, steps=5):
+    kind = next(model.parameters()).dtype
+    for x, y in data(steps):
+        nn.functional.mse_loss(model(x.to(kind)), y.to(kind)).backward()
+        optimizer.step()
+
+
+@buggy("GCS415")
+def loaded_after_the_optimizer_had_copied_the_weights():
+    state = _state_of(net())
+    model = net().bfloat16()
+    optimizer = _Masters(model)
+    model.load_state_dict(state)  # <- here
+    _train_on(model, optimizer)
+
+
+@clean
+def loaded_and_copied_by_the_optimizer_again():
+    state = _state_of(net())
+    model = net().bfloat16()
+    optimizer = _Masters(model)
+    model.load_state_dict(state)
+    optimizer.take_copies()
+    _train_on(model, optimizer)
+
+
+@clean
+def loaded_before_the_optimizer_copies_the_weights():
+    state = _state_of(net())
+    model = net().bfloat16()
+    model.load_state_dict(state)
+    _train_on(model, _Masters(model))
+
+
+@clean
+def target_that_is_loaded_and_follows_another():
+    online, target = net(), net()
+    target.load_state_dict(_state_of(net()))
+    optimizer = torch.optim.SGD(online.parameters(), lr=0.05)
+    for x, _ in data(6):
+        optimizer.zero_grad()
+        (online(x) - target(x).detach()).pow(2).mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            for p, q in zip(target.parameters(), online.parameters(), strict=True):
+                p.copy_(q)

@@ -186,6 +186,108 @@ def resumed_and_wound_forward():
     _epochs(model, optimizer, schedule)
 
 
+@buggy("GCS317")
+def schedule_made_after_its_optimizer_was_restored():
+    of_model, of_optimizer, of_schedule = _interrupted()
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model.load_state_dict(of_model)
+    optimizer.load_state_dict(of_optimizer)
+    schedule = lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, 2 / (n + 1)))
+    schedule.load_state_dict(of_schedule)  # <- here
+    _epochs(model, optimizer, schedule)
+
+
+@buggy("GCS317")
+def resumed_without_the_optimizer_of_the_schedule():
+    of_model, _, of_schedule = _interrupted()
+    model, optimizer, schedule = _begin()
+    model.load_state_dict(of_model)
+    schedule.load_state_dict(of_schedule)  # <- here
+    _epochs(model, optimizer, schedule)
+
+
+@clean
+def schedule_made_and_the_optimizer_restored_after_it():
+    of_model, of_optimizer, of_schedule = _interrupted()
+    model, optimizer, schedule = _begin()
+    schedule.load_state_dict(of_schedule)
+    model.load_state_dict(of_model)
+    optimizer.load_state_dict(of_optimizer)
+    _epochs(model, optimizer, schedule)
+
+
+@clean
+def restored_at_the_rate_that_the_program_sets():
+    of_model, of_optimizer, of_schedule = _interrupted("decay")
+    model, optimizer, schedule = _begin("decay")
+    model.load_state_dict(of_model)
+    optimizer.load_state_dict(of_optimizer)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.001
+    schedule.load_state_dict(of_schedule)
+    _epochs(model, optimizer, schedule)
+
+
+@clean
+def schedule_that_is_stepped_before_the_first_step():
+    of_model, _, of_schedule = _interrupted()
+    model, optimizer, schedule = _begin()
+    model.load_state_dict(of_model)
+    schedule.load_state_dict(of_schedule)
+    schedule.step()
+    _epochs(model, optimizer, schedule)
+
+
+def _warmed(steps):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    warm = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=steps)
+    return model, optimizer, warm, lr_scheduler.ExponentialLR(optimizer, 0.7)
+
+
+def _epochs_of_two(model, optimizer, *schedules):
+    for _ in range(6):
+        _steps(model, optimizer, 2)
+        for schedule in schedules:
+            schedule.step()
+
+
+@clean
+def two_schedules_of_one_optimizer_restored():
+    parts = _warmed(3)
+    _epochs_of_two(*parts)
+    states = [each.state_dict() for each in parts]
+    resumed = _warmed(3)
+    for each, state in zip(reversed(resumed), reversed(states), strict=True):
+        each.load_state_dict(state)
+    _epochs_of_two(*resumed)
+
+
+@clean
+def plateau_under_a_warm_up_by_hand():
+    def begin():
+        model, optimizer = setup(lr=0.1)
+        return model, optimizer, lr_scheduler.ReduceLROnPlateau(optimizer)
+
+    def run(model, optimizer, plateau, epochs):
+        for epoch in epochs:
+            for group in optimizer.param_groups:
+                group["lr"] = 0.01 * (epoch + 1)
+            _steps(model, optimizer, 2)
+        plateau.step(1.0)
+
+    parts = begin()
+    run(*parts, range(3))
+    parts[1].param_groups[0]["lr"] = 0.04
+    states = [each.state_dict() for each in parts]
+    resumed = begin()
+    for each, state in zip(resumed, states, strict=True):
+        each.load_state_dict(state)
+    _steps(*resumed[:2])
+    run(*resumed, range(3, 6))
+
+
 @clean
 def decay_that_goes_on_from_the_rate_it_finds():
     of_model, of_optimizer, _ = _interrupted("decay")
