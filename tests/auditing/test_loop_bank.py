@@ -33,8 +33,8 @@ from tests.auditing.loops import (  # noqa: F401 - they fill the bank
     surroundings,
     swapped_weights,
     terms,
-    unused,
     unmoved,
+    unused,
 )
 from tests.auditing.loops.bank import BUGGY, CLEAN
 
