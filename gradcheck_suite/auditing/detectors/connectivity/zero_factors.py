@@ -123,6 +123,8 @@ class ZeroFactorsDetector:
             for each in self._leaves.stepped
             if each.with_zeros and _is_stuck(each, _ENOUGH - 1) and each.sums is not None
         ]
+        if not suspects and self._leaves.turns == 1:
+            return next_looked_at(event.number)
         if len(suspects) > 1 and not ops_are_recorded():
             # The second of the sums is the norm.
             are_zero = without_user_modes(
