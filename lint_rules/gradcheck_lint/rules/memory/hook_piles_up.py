@@ -8,7 +8,13 @@ import libcst as cst
 
 from gradcheck_lint.model.flow import Call
 from gradcheck_lint.model.paths import values_of_parameters
-from gradcheck_lint.model.syntax import children, dotted_name, walk
+from gradcheck_lint.model.syntax import (
+    assigned_pairs,
+    bound_names,
+    children,
+    dotted_name,
+    walk,
+)
 from gradcheck_lint.model.values import NOTHING, Origin, held_by, join_all, mentioned_by
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
@@ -131,7 +137,23 @@ def _repeats_here(event: Call, function: FunctionModel) -> cst.CSTNode | None:
     held = _receiver(event, function)
     if not event.loops or not held or any(event.loops[-1] in value.loops for value in held):
         return None
-    return event.node
+    return None if _chosen_by_loop(event, function) else event.node
+
+
+def _chosen_by_loop(event: Call, function: FunctionModel) -> bool:
+    """Return whether the module depends on what a loop binds: ``model.get_submodule(name)``.
+
+    Or the loop goes through hooks, and registers each once.
+    """
+    called = event.node.func if type(event.node) is cst.Call else None
+    if type(called) is not cst.Attribute or type(event.node) is not cst.Call:
+        return False
+    loop = next(each for each in function.loops() if each.identity == event.loops[-1])
+    written = (target for node in walk(loop.node) for target, _ in assigned_pairs(node))
+    bound = loop.targets.union(*map(bound_names, written))
+    if any(dotted_name(argument.value) in loop.targets for argument in event.node.args):
+        return True
+    return any(type(node) is cst.Name and node.value in bound for node in walk(called.value))
 
 
 def _called_again(

@@ -12,6 +12,9 @@ from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import through_all
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.connectivity.constant_loss_term.collected_gradients import (
+    collected_gradients,
+)
 from gradcheck_lint.rules.connectivity.constant_loss_term.cut_inputs import cut_inputs
 from gradcheck_lint.rules.connectivity.graph_broken.detached_objectives import (
     detached_objectives,
@@ -41,6 +44,7 @@ class ConstantLossTerm(Rule):
         yield from _of_cut_inputs(function)
         if Part.BACKWARD not in function.scope.parts:
             return
+        yield from _of_gradients(function)
         seen: set[int] = set()
         for event in function.events():
             if not isinstance(event, Backward) or event.expects_error:
@@ -78,6 +82,29 @@ def _of_cut_inputs(function: FunctionModel) -> Iterator[Violation]:
             Severity.WARNING,
             f"give `{found.call.receiver}` the outputs with their graph here",
             ((found.other.node, f"`{found.call.receiver}` learns by this"),),
+        )
+
+
+def _of_gradients(function: FunctionModel) -> Iterator[Violation]:
+    """Yield the gradients without a graph that a term is made of by way of lists and loops."""
+    told: set[int] = set()
+    for found in collected_gradients(function):
+        told |= {id(lost.cut) for lost in lost_terms(function, found.backward)}
+        if not told.isdisjoint(map(id, found.calls)):
+            continue
+        told |= set(map(id, found.calls))
+        term, call = source_of(function.module, found.term), found.calls[0]
+        yield Violation(
+            call,
+            f"`{source_of(function.module, call)}` returns gradients without a graph, because "
+            f"create_graph is not set: `{term}`, which is made of them alone, is a constant in the "
+            "loss and penalizes nothing",
+            Severity.WARNING,
+            "pass create_graph=True",
+            (
+                *((other, "these have none either") for other in found.calls[1:]),
+                (found.backward.node, "the loss is differentiated here"),
+            ),
         )
 
 

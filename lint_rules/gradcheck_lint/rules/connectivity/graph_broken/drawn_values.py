@@ -44,7 +44,7 @@ def drawn_values(function: FunctionModel) -> Iterator[cst.Call]:
         return
     unrecorded = unrecorded_by_with(scope.nodes, module.scopes)
     distributions = _distributions(function)
-    is_latent_by_function = _LATENT_FUNCTION.search(scope.name.rpartition(".")[2]) is not None
+    is_latent_by_function = _returns_latent(function)
     named = {
         id(value)
         for target, value in map(assigned_once, scope.nodes)
@@ -61,6 +61,23 @@ def drawn_values(function: FunctionModel) -> Iterator[cst.Call]:
 _DIVERGENCE: Final = re.compile(rb"(?i)\bkl|_kl|kld|elbo")
 _LATENT: Final = re.compile(r"z\w?|z_\w+|\w+_z|latents?|code|w?_?latent\w*|eps_z|state|stoch\w*")
 _LATENT_FUNCTION: Final = re.compile(r"(?i)repar|latent|posterior|bottleneck|sample_?z|draw_?z")
+
+
+def _returns_latent(function: FunctionModel) -> bool:
+    """Return whether a method draws a latent value, by its name or by what it is called for."""
+    own = last_word(function.scope.name)
+    if _LATENT_FUNCTION.search(own) is not None:
+        return True
+    if function.scope.owner is None or not any(function.scope.nodes_of(cst.Return)):
+        return False
+    return any(
+        type(value) is cst.Call
+        and dotted_name(value.func) == f"{method.first_parameter}.{own}"
+        and _LATENT.fullmatch(last_word(dotted_name(target))) is not None
+        for method in function.scope.owner.methods.values()
+        if own in method.words
+        for target, value in method.assignments
+    )
 
 
 def _distributions(function: FunctionModel) -> set[str]:

@@ -96,6 +96,15 @@ def is_gradient(node: cst.CSTNode, function: FunctionModel) -> bool:
     return name == "torch.autograd.grad"
 
 
+def keeps_no_graph(call: cst.Call) -> bool:
+    """Tell whether a call of ``torch.autograd.grad`` surely returns gradients without a graph."""
+    asked = keyword(call, "create_graph")
+    is_plain = asked is None or boolean(asked) is False
+    # The fifth in its place is create_graph.
+    is_plain &= len(positional(call)) <= _BEFORE_CREATE_GRAPH
+    return is_plain and not any(each.star for each in call.args)
+
+
 def _gradient_within(term: cst.BaseExpression, function: FunctionModel) -> cst.Call | None:
     """Return the call of ``torch.autograd.grad`` that a term is made of, with numbers alone.
 
@@ -104,11 +113,7 @@ def _gradient_within(term: cst.BaseExpression, function: FunctionModel) -> cst.C
     while True:
         if is_gradient(term, function):
             assert type(term) is cst.Call
-            asked = keyword(term, "create_graph")
-            is_plain = asked is None or boolean(asked) is False
-            # The fifth in its place is create_graph.
-            is_plain &= len(positional(term)) <= _BEFORE_CREATE_GRAPH
-            return term if is_plain and not any(each.star for each in term.args) else None
+            return term if keeps_no_graph(term) else None
         if type(term) is cst.Subscript:
             term = term.value
         elif type(term) is cst.UnaryOperation:

@@ -45,9 +45,19 @@ def roots_of_squares(function: FunctionModel) -> Iterator[cst.CSTNode]:
         under = _resolved(_under_root(node), bound)
         if under is None or _is_cut(under):
             continue
-        squares = _resolved(_summed(under), bound)
-        if _method(under)[0] == "var" or (squares is not None and _is_square(squares)):
+        if _method(under)[0] == "var" or _is_sum_of_squares(under, bound):
             yield node
+
+
+def _is_sum_of_squares(
+    node: cst.BaseExpression, bound: dict[str, list[cst.BaseExpression]]
+) -> bool:
+    """Return whether squares are summed up here: by ``sum()``, or what does so is added."""
+    if type(node) is cst.BinaryOperation and type(node.operator) is cst.Add:
+        sides = (_resolved(side, bound) for side in (node.left, node.right))
+        return all(side is not None and _is_sum_of_squares(side, bound) for side in sides)
+    squares = _resolved(_summed(node), bound)
+    return squares is not None and _is_square(squares)
 
 
 def _is_cut(node: cst.BaseExpression) -> bool:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from gradcheck_lint.analyses.spent_iterators import spent_uses
-from gradcheck_lint.model.syntax import boolean, bound_names, dotted_name, keyword
+from gradcheck_lint.model.syntax import boolean, bound_names, dotted_name
 from gradcheck_lint.model.values import Kind
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.step_order.no_effect.dropped_results import dropped_result
+from gradcheck_lint.rules.step_order.no_effect.uncalled_backwards import is_uncalled_backward
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -21,26 +23,6 @@ if TYPE_CHECKING:
 
 _CALLED: Final = frozenset({"backward", "eval", "step", "train", "zero_grad"})
 """Methods of the training protocol; none of them is a property of torch."""
-
-_TENSORS: Final = frozenset(
-    (
-        *("clamp", "clamp_max", "clamp_min", "clip", "detach", "masked_fill", "nan_to_num"),
-        "renorm",
-    )
-)
-"""Methods that tensors alone have, which return a new tensor and change none."""
-
-_OF_A_GRADIENT: Final = _TENSORS | {
-    *("add", "addcdiv", "addcmul", "clone", "copysign", "cpu", "cuda", "div", "divide", "double"),
-    *("float", "half", "index_fill", "lerp", "mul", "multiply", "neg", "pow", "sign", "sqrt"),
-    *("sub", "subtract", "to", "where"),
-}
-"""Those that other things have too: of ``.grad`` and ``.data`` they are a tensor's."""
-
-_FUNCTIONS: Final = frozenset(
-    f"torch.{name}"
-    for name in ("add", "clamp", "clip", "lerp", "masked_fill", "mul", "nan_to_num", "sub", "where")
-)
 
 _MISSPELT: Final = re.compile(r"(?!requires_grad\b)req\w{1,8}?_?grad\w{0,5}")
 """What people write in place of ``requires_grad``."""
@@ -65,6 +47,7 @@ class NoEffect(Rule):
             elif type(node) is cst.Assign and len(node.targets) == 1:
                 yield from _not_read(node, node.targets[0].target, function)
         yield from _of_nothing(function)
+        yield from _never_called(function)
 
 
 def _of_nothing(function: FunctionModel) -> Iterator[Violation]:
@@ -99,50 +82,27 @@ def _is_of_torch(node: cst.BaseExpression, function: FunctionModel) -> bool:
 
 
 def _dropped(call: cst.Call, function: FunctionModel) -> Iterator[Violation]:
-    if keyword(call, "out") is not None or "raises" in function.scope.words:
-        return
-    name = dotted_name(call.func)
-    if name is not None and function.module.scopes.resolve_import(name) in _FUNCTIONS:
-        method = name.rpartition(".")[2]
-        target = function.module.code(call.args[0].value) if call.args else "x"
-    elif type(call.func) is cst.Attribute and _is_dropped_method(call, call.func, function):
-        method = call.func.attr.value
-        target = function.module.code(call.func.value)
-    else:
-        return
-    written = f"`{method}_`" if method != "detach" else "`detach_()`"
-    yield Violation(
-        call,
-        f"`{method}(...)` returns a new tensor and changes nothing of `{target}`, and what it "
-        "returns is dropped",
-        Severity.WARNING,
-        f"use {written}, which writes in place, or keep the result",
-    )
+    dropped = dropped_result(call, function)
+    if dropped is not None:
+        yield Violation(
+            call,
+            f"`{dropped.called}(...)` returns a new tensor and changes nothing of "
+            f"`{dropped.target}`, and what it returns is dropped",
+            Severity.WARNING,
+            dropped.hint,
+        )
 
 
-def _is_dropped_method(call: cst.Call, method: cst.Attribute, function: FunctionModel) -> bool:
-    owner, name = method.value, method.attr.value
-    if type(owner) is cst.Attribute and owner.attr.value in {"grad", "data"}:
-        return name in _OF_A_GRADIENT
-    path = dotted_name(owner)
-    if name not in _TENSORS or path is None or _may_be_own(path, name, function):
-        return False
-    if name != "detach":
-        # A tensor's takes a limit, a mask or a number; what takes nothing is a method of its owner.
-        return bool(call.args)
-    # Other things can be detached as well: a process, a stream, a subscriber.
-    tensors = {Kind.HISTORY, Kind.LEAF, Kind.LEAF_VIEW, Kind.GRADIENT, Kind.PLAIN}
-    return any(value.kind in tensors for value in function.bindings.get(path, ()))
-
-
-def _may_be_own(path: str, method: str, function: FunctionModel) -> bool:
-    """Return whether a method may be one of the program's, or of a package: `np.clip(...)`."""
-    scope, scopes = function.scope, function.module.scopes
-    return (
-        (scope.owner is not None and path == scope.first_parameter)
-        or scopes.resolve_import(path) is not None
-        or any(method in each.methods for each in scopes.classes.values())
-    )
+def _never_called(function: FunctionModel) -> Iterator[Violation]:
+    """Yield the ``backward`` of a module that autograd does not know."""
+    if is_uncalled_backward(function):
+        yield Violation(
+            function.scope.node,
+            "autograd never calls the `backward` of a module: gradients go through what `forward` "
+            "computes, as if this were not there",
+            Severity.WARNING,
+            "make it an `autograd.Function`, and call its `apply` in `forward`",
+        )
 
 
 def _not_read(
