@@ -103,14 +103,14 @@ def backbone_set_to_evaluation_after_each_train():
             update(optimizer, model)
 
 
-@clean
+@buggy("GCS409")
 def whole_model_evaluated_before_it_is_frozen():
     model = WithHead(trained_encoder())
     for _ in range(2):
         model.eval()
         with torch.no_grad():
             model(torch.randn(6, 4))
-        model.train()
+        model.train()  # <- here
     model.encoder.requires_grad_(False)
     optimizer = torch.optim.SGD(model.head.parameters(), lr=0.01)
     for _ in range(12):

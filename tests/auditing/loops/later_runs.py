@@ -36,8 +36,8 @@ def reloaded(model):
 def whole_model_loaded_after_its_optimizer_in_a_resumed_run():
     saved = earlier_run()
     model = net()
-    optimizer = torch.optim.Adam(model.parameters())  # <- here
-    model = reloaded(saved)
+    optimizer = torch.optim.Adam(model.parameters())
+    model = reloaded(saved)  # <- here
     fit(model, optimizer, LATER)
 
 
@@ -62,9 +62,9 @@ def second_fold_trains_a_copy():
     start = net()
     for fold in range(2):
         model = copy.deepcopy(start)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # <- here
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         if fold:
-            model = copy.deepcopy(start)
+            model = copy.deepcopy(start)  # <- here
         fit(model, optimizer, LATER if fold else FIRST)
 
 

@@ -89,8 +89,8 @@ def bias_left_out_of_the_groups():
 @buggy("GCS308")
 def model_built_again():
     model, optimizer = setup()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # <- here
-    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model = net()  # <- here
     for x, y in data():
         model.zero_grad()
         mse(model, x, y).backward()

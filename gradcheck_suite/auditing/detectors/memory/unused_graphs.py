@@ -63,9 +63,6 @@ _BACKWARDS_OF_A_PHASE = 8
 """Backwards that may begin while a module in evaluation mode is listened to. A bound on cost, above
 the calls that make a finding, for a teacher that is called once in each turn."""
 
-_SECOND_GRAPHS = 8
-"""Graphs of gradients, by the line that records them, that are followed. A bound on cost."""
-
 _MOST_NODES = 20_000
 """Nodes of a backward's graph that are looked at for marks. A bound on cost, see ``MOST_NODES`` of
 ``reachable_parameters``; beyond, all that is marked counts as used."""
@@ -182,7 +179,7 @@ class _SecondGraphs:
             node for each in gradients if each is not None and (node := each.grad_fn) is not None
         ]
         self.count_dropped()
-        if nodes and not self.used and len(self.living) + self.dropped < _SECOND_GRAPHS:
+        if nodes and not self.used:
             mark = _SecondGraph(self)
             for node in nodes:
                 node_metadata(node)[_SECOND] = mark

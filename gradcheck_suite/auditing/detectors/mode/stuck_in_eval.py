@@ -324,7 +324,7 @@ def _is_sensitive_layer(module: nn.Module) -> bool:
 
 def _judge(each: _Evaluated, count: int) -> Finding | None:
     passed = each.was_passed_through()
-    contradicts = each.undone >= _ENOUGH
+    contradicts = each.undone >= _ENOUGH and each.later is None
     if not each.trained:
         if each.partly or not each.whole:
             return None  # as in fine-tuning a part of a model

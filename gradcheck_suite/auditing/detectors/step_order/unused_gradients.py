@@ -24,7 +24,7 @@ from gradcheck_suite.auditing.events import (
     StepStarted,
     StepSummarized,
 )
-from gradcheck_suite.auditing.source_analysis.source import tree_of
+from gradcheck_suite.auditing.source_analysis.source import innermost, tree_of
 from gradcheck_suite.findings import Finding, Severity
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ class _Steps:
     Attributes:
         used: how many backwards of each line its steps have used.
         sizes: how many steps have used so many backwards.
-        lost: by the line of the backwards and that of the clearing, of how many each time.
+        lost: by the line of the backwards and that of the clearing, how many of them each time, and
+            how many the next step has used.
         versions: of the parameters when its last step had ended.
         is_written: whether they were others when the step that runs began; true where nobody knows.
     """
@@ -58,7 +59,9 @@ class _Steps:
     optimizer: str
     used: Counter[CallSite | None] = field(default_factory=Counter)
     sizes: Counter[int] = field(default_factory=Counter)
-    lost: dict[tuple[CallSite | None, CallSite | None], list[int]] = field(default_factory=dict)
+    lost: dict[tuple[CallSite | None, CallSite | None], list[tuple[int, int]]] = field(
+        default_factory=dict
+    )
     versions: list[int] = field(default_factory=list)
     is_written: bool = True
 
@@ -112,7 +115,8 @@ class UnusedGradientsDetector:
             sites = {fill.site for fill in discarded.fills}
             if len(sites) == 1 and not any(fill.others for fill in discarded.fills):
                 key = sites.pop(), discarded.site
-                steps.lost.setdefault(key, []).append(len(discarded.fills))
+                sizes = len(discarded.fills), len(summary.fills)
+                steps.lost.setdefault(key, []).append(sizes)
         steps.versions = window.versions()
 
     def findings(self) -> list[Finding]:
@@ -120,10 +124,10 @@ class UnusedGradientsDetector:
         return [
             finding
             for steps in self._all
-            for (site, cleared), sizes in steps.lost.items()
-            if len(sizes) >= _ENOUGH
+            for (site, cleared), lost in steps.lost.items()
+            if len(lost) >= _ENOUGH
             and not self._is_for_others(site)
-            and (finding := _finding(steps, site, cleared, sizes)) is not None
+            and (finding := _finding(steps, site, cleared, lost)) is not None
         ]
 
     def _is_for_others(self, site: CallSite | None) -> bool:
@@ -132,16 +136,23 @@ class UnusedGradientsDetector:
 
 
 def _finding(
-    steps: _Steps, site: CallSite | None, cleared: CallSite | None, sizes: list[int]
+    steps: _Steps,
+    site: CallSite | None,
+    cleared: CallSite | None,
+    lost: list[tuple[int, int]],
 ) -> Finding | None:
     backward, zeroed = location_of(site), location_of(cleared)
+    sizes = [size for size, _ in lost]
     evidence: dict[str, JSON] = {
         "optimizer": steps.optimizer,
         "times": len(sizes),
         "backwards": sum(sizes),
     }
     if not steps.used[site]:
-        reads = backward is not None and _reads_gradients(backward.path)
+        tree = None if backward is None else tree_of(backward.path)
+        scope = None if tree is None or backward is None else innermost(tree, backward.line)
+        if scope is not None and _reads_gradients(scope):
+            return None
         return Finding.of(
             catalogue.ZERO_GRAD_MISPLACED,
             f"the gradients of this backward() were cleared before a step of {steps.optimizer} "
@@ -150,15 +161,16 @@ def _finding(
             detector="audit",
             severity=Severity.WARNING,
             doubts=["the file reads .grad: the gradients may be wanted for themselves"]
-            if reads
+            if tree is not None and _reads_gradients(tree)
             else [],
             location=backward or zeroed,
             related=related((zeroed, "cleared here"), apart_from=backward or zeroed),
             hint="call the optimizer's step() after the last backward() of a turn",
             evidence=evidence,
         )
+    # A window that is cleared in its middle goes on with fewer: that is told of by the others.
     usual = steps.sizes.most_common(1)[0][0]
-    if max(sizes) >= usual:
+    if max(sizes) >= usual or any(used != usual for _, used in lost):
         return None
     return Finding.of(
         catalogue.ZERO_GRAD_MISPLACED,
@@ -174,8 +186,8 @@ def _finding(
     )
 
 
-def _reads_gradients(path: str) -> bool:
+def _reads_gradients(scope: ast.AST) -> bool:
     return any(
         isinstance(node, ast.Attribute) and node.attr == "grad" and isinstance(node.ctx, ast.Load)
-        for node in ast.walk(tree_of(path) or ast.Module([], []))
+        for node in ast.walk(scope)
     )

@@ -372,11 +372,18 @@ def nothing(_model, _optimizer):
     """Let what is left of an epoch go on."""
 
 
-@pytest.mark.parametrize(
-    "options", [{"clear": by_optimizer, "counts_anew": True}, {"clear": nothing}]
-)
-def test_the_rest_of_an_epoch_may_be_left_out_or_go_on(audited, options):
-    assert not audited(lambda: window_over_epochs(**options)).report.at_least(Severity.WARNING)
+def test_the_rest_of_an_epoch_may_go_on(audited):
+    session = audited(lambda: window_over_epochs(clear=nothing))
+    assert not session.report.at_least(Severity.WARNING)
+
+
+def test_the_rest_of_an_epoch_that_is_left_out_is_told(audited, only, line_of):
+    finding = only(
+        audited(lambda: window_over_epochs(clear=by_optimizer, counts_anew=True)), "GCS302"
+    )
+    assert finding.severity is Severity.WARNING
+    assert finding.location.line == line_of(by_optimizer)
+    assert "the last accumulation window is never finished" in finding.message
 
 
 def test_a_batch_left_out_once_with_what_was_added_up_is_a_note(audited, only):
