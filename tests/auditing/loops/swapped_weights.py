@@ -87,7 +87,7 @@ def binary_weights_that_stay():
     def binarize():
         for saved, weight in zip(kept, layers, strict=True):
             saved.copy_(weight.data)
-            weight.data.copy_(weight.data.sign() * weight.data.abs().mean())  # <- here
+            weight.data.copy_(weight.data.sign() * weight.data.abs().mean())
 
     def restore():
         for saved, weight in zip(kept, layers, strict=True):
@@ -100,7 +100,7 @@ def binary_weights_that_stay():
         restore()
         optimizer.step()
         if number % 3 == 2:
-            binarize()
+            binarize()  # <- here
             evaluate(model)
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from gradcheck_suite import catalogue
+from gradcheck_suite._torch_compat import inside_backward
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindow
 from gradcheck_suite.auditing.detectors.base import related
@@ -184,8 +185,9 @@ class StuckInEvalDetector:
         if layers:
 
             def note(_layer: nn.Module, _output: Any) -> None:
-                known.calls += 1
-                known.unrecorded += not torch.is_grad_enabled()
+                if not inside_backward():  # a checkpoint
+                    known.calls += 1
+                    known.unrecorded += not torch.is_grad_enabled()
 
             known.stop = self._recorder.module_calls.listen(layers[0], note)
         self._evaluated.append(known)
@@ -259,7 +261,9 @@ class StuckInEvalDetector:
             evaluating = [layer for layer in layers if not layer.training]
             if each.window is None:
                 each.window = weakref.ref(window)
-            if evaluating and each.window() is window:
+            # What the step trains was computed before eval() where it only was a pass since.
+            computed_before = 0 < each.calls == each.unrecorded
+            if evaluating and each.window() is window and not computed_before:
                 each.whole = each.whole and whole
                 each.partly = each.partly or len(evaluating) < len(layers)
                 each.words = names_of(evaluating)
