@@ -271,9 +271,16 @@ def _values_of(tree: ast.Module, key: str) -> Iterator[ast.expr]:
                 pass
 
 
-def switched_off_at(option: str) -> Location | None:
-    """Return the one line that gives False to an option, as an argument, a default or a key."""
-    return only_line(option, lambda tree: _lines_switching_off(tree, option))
+def switched_off_at(option: str, near: Location) -> Location | None:
+    """Return the one line that gives False to an option, as an argument, a default or a key.
+
+    It is looked for in the file of a line, then in all modules.
+    """
+
+    def lines_in(tree: ast.Module) -> Iterator[int]:
+        return _lines_switching_off(tree, option)
+
+    return only_line(option, lines_in, [near.path]) or only_line(option, lines_in)
 
 
 def _lines_switching_off(tree: ast.Module, option: str) -> Iterator[int]:

@@ -68,8 +68,9 @@ def _finding(seen: RecomputedDifferently, count: int) -> Finding:
     checkpointed = location_of(seen.site)
     where = checkpointed
     if seen.drawn:
-        if not seen.mode_changed and not seen.parameters_changed:
-            where = switched_off_at("preserve_rng_state") or checkpointed
+        alone = not seen.mode_changed and not seen.parameters_changed
+        if alone and checkpointed is not None:
+            where = switched_off_at("preserve_rng_state", checkpointed) or checkpointed
         what.append(f"with other random numbers ({' and '.join(seen.drawn)} generator)")
         hints.append(
             "leave preserve_rng_state=True"
