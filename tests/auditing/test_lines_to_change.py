@@ -96,7 +96,7 @@ class Keeper:
         model.load_state_dict(self.best)
 
 
-def make_optimizer(model):
+def make_optimizer_of_a_small_model(model):
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
@@ -107,7 +107,7 @@ def enlarge(model):
 
 def replaced_after_the_optimizer_was_made():
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
-    optimizer = make_optimizer(model)  # <- here
+    optimizer = make_optimizer_of_a_small_model(model)  # <- here
     enlarge(model)
     train(model, optimizer, 12)
 

@@ -38,11 +38,16 @@ def page_of(name):
     return (GALLERY.GALLERY / f"{name}.md").read_text("utf-8")
 
 
+def without_rounding(page):
+    """Leave out how much of a difference is rounding, which is another on another processor."""
+    return re.sub(r"(rounding explains) [\d.e+-]+", r"\1 ...", page)
+
+
 @pytest.mark.sampled(every=10)
 @pytest.mark.one_torch
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_says_what_its_program_does(name):
-    assert GALLERY.page(name, run) == page_of(name)
+    assert without_rounding(GALLERY.page(name, run)) == without_rounding(page_of(name))
 
 
 @pytest.mark.sampled(every=10)

@@ -21,7 +21,7 @@ import gradcheck_suite as gs
 
 def make():
     torch.manual_seed(0)
-    model = nn.Linear(8, 4)
+    model = nn.Linear(8, 4, bias=False)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 

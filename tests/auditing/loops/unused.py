@@ -121,7 +121,7 @@ def critics_step_before_the_backward_of_the_actor():
         of_actor.step()
 
 
-def penalty(critic, x):
+def penalty_by_slopes(critic, x):
     x = x.clone().requires_grad_()
     (slope,) = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
     return (slope.norm(dim=1) - 1).pow(2).mean()
@@ -132,7 +132,7 @@ def penalty_that_is_left_out_of_the_loss():
     critic, optimizer = setup()
     values = []
     for x, _ in data():
-        gradient_penalty = penalty(critic, x)  # <- here
+        gradient_penalty = penalty_by_slopes(critic, x)  # <- here
         loss = critic(x).mean()
         optimizer.zero_grad()
         loss.backward()

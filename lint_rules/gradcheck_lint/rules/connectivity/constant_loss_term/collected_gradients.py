@@ -142,6 +142,8 @@ class _Reader:
         if name is None or name in self._sources:
             return False
         held = self._function.bindings.get(name, NOTHING)
+        if name in self._function.scope.parameters:
+            return all_are(held, Kind.NUMBER)
         return not any(value.kind in _WITH_GRAPH or value.through for value in held)
 
     def _operands(self, call: cst.Call) -> list[cst.BaseExpression] | None:
