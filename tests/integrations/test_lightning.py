@@ -153,8 +153,8 @@ class Gan(L.LightningModule):
         if self.toggles:
             self.untoggle_optimizer(of_g)
         fooled = nn.functional.softplus(self.d(fake.detach())).mean()
-        self.manual_backward(nn.functional.softplus(-self.d(real)).mean() + fooled)
-        of_d.step()  # applies what is left
+        self.manual_backward(nn.functional.softplus(-self.d(real)).mean() + fooled)  # adds to it
+        of_d.step()
         of_d.zero_grad()
 
     def configure_optimizers(self):
@@ -223,7 +223,7 @@ def test_frozen_parameters_are_told_where_the_optimizer_is_made(tmp_path):
 def test_what_lightning_wraps_is_seen_as_the_optimizer_itself(tmp_path):
     session = fit(tmp_path, Gan(toggles=False))
     assert accusations(session) == ["GCS309"]
-    assert comment_at(the("GCS309", session).location) == "applies what is left"
+    assert comment_at(the("GCS309", session).location) == "adds to it"
     assert [each.name for each in session.ledger.optimizers] == ["Adam 1", "Adam 2"]
 
 
