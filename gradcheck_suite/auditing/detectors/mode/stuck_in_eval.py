@@ -9,7 +9,6 @@ alone is not looked at.
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -129,7 +128,7 @@ class StuckInEvalDetector:
         self._ended: list[_Evaluated] = []
         # By module, at the last train() of it: how many steps each optimizer had taken.
         self._trained: dict[int, tuple[weakref.ref[nn.Module], dict[int, int]]] = {}
-        self._undone: Counter[int] = Counter()
+        self._undone: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 
     def subscriptions(self) -> Subscriptions:
         """Watch modes being set, and steps that follow."""
@@ -161,8 +160,8 @@ class StuckInEvalDetector:
             if self._was_trained(event.module):
                 known.trained = True
             elif id(event.module) in self._trained:
-                self._undone[id(event.module)] += 1
-        known.undone = self._undone[id(event.module)]
+                self._undone[event.module] = self._undone.get(event.module, 0) + 1
+        known.undone = self._undone.get(event.module, 0)
         known.calls = known.unrecorded = 0
         known.renewed = True
         known.partly = False
