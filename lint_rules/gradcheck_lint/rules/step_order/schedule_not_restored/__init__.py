@@ -10,6 +10,7 @@ import libcst as cst
 from gradcheck_lint.model.flow import SchedulerStep
 from gradcheck_lint.model.syntax import bound_names, dotted_name, keyword, last_word, walk
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.step_order.schedule_not_restored.made_late import made_late
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -25,10 +26,20 @@ class ScheduleNotRestored(Rule):
     entry = catalogue.SCHEDULE_NOT_RESTORED
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
-        """Yield the restoring of an optimizer in a file that restores no scheduler."""
+        """Yield what restores an optimizer, where no schedule is, or one that is made later."""
         module = function.module
         if "load_state_dict" not in function.scope.words:
             return
+        for late in made_late(function):
+            yield Violation(
+                late.restored,
+                "the rates that this restores are lost: a scheduler is made of the optimizer "
+                "afterwards, which sets the rate of its own beginning, and the state that it is "
+                "given then leaves the rates alone",
+                Severity.WARNING,
+                "make the scheduler first, and restore the optimizer after that",
+                ((late.made, "sets its first rate"), (late.continued, "sets no rate")),
+            )
         loads = [node for node in function.scope.nodes if _is_call(node, "load")]
         restored = next((node for node in loads if _OPTIMIZER.search(_said(node, module))), None)
         if restored is None:

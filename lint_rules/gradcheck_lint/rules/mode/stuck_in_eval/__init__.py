@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gradcheck_lint.analyses.hidden_effects import TRAINING, may_act_unseen
 from gradcheck_lint.analyses.intervals import come_round
 from gradcheck_lint.model.flow import (
     Backward,
+    Block,
     Call,
     Event,
+    Forward,
     GradMode,
     Loop,
     ModeSwitch,
@@ -23,6 +25,7 @@ from gradcheck_lint.model.nearness import BACKWARD
 from gradcheck_lint.model.paths import bound_parameters, in_caller
 from gradcheck_lint.model.values import sites, through_all
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.mode.stuck_in_eval.overwritten_settings import overwritten_settings
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -36,12 +39,22 @@ class StuckInEval(Rule):
     entry = catalogue.STUCK_IN_EVAL
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
-        """Yield every eval() after which the next iteration trains."""
+        """Yield every eval() that training goes on in, and what a layer keeps of evaluation."""
+        for setting in overwritten_settings(function):
+            last = setting.name.rpartition(".")[2]
+            yield Violation(
+                setting.node,
+                f"a pass in evaluation mode overwrites `{setting.name}`, and nothing sets it back: "
+                "after the first evaluation the layer trains with the number of evaluation",
+                Severity.WARNING,
+                f"give the number a name of its own: `{last} = ...`",
+            )
         is_near = function.module.near.has(function.scope, BACKWARD)
         if not is_near or function.runs_in_engine:
             return
+        yield from _undone(function)
         for loop in function.loops():
-            events = list(_inside(loop, function))
+            events = list(_followed_all(loop.body, function))
             switches = [item.event for item in events if isinstance(item.event, ModeSwitch)]
             steps = [index for index, item in enumerate(events) if isinstance(item.event, Step)]
             if not steps or any(known.training is not False for known in switches):
@@ -76,6 +89,89 @@ class StuckInEval(Rule):
                         ((loop.node, "the loop that goes on training"),),
                     )
                     break
+
+
+def _undone(function: FunctionModel) -> Iterator[Violation]:
+    """Yield every eval() between a train() of a model and the pass that the model trains by.
+
+    As a helper leaves behind that attacks the model, or scores with it. Where a train() comes
+    later, or another pass before, the modes are changed on purpose.
+    """
+    module = function.module
+    if not module.mentions(b".eval(", b"train(False") or not module.mentions(b".train("):
+        return
+    undone = _Modes()
+    for item in _followed_all(function.block, function):
+        if _may_switch_back(item):
+            return
+        undone.follow(item)
+    told: set[int] = module.memo.setdefault("undone train()", set())
+    for train, switch, backward in undone.found.values():
+        if id(switch.event.node) in told:
+            continue
+        told.add(id(switch.event.node))
+        assert isinstance(switch.event, ModeSwitch)
+        yield Violation(
+            switch.event.node,
+            f"`{switch.event.receiver}` is put in training mode and, before it trains, back in "
+            "evaluation mode here: it trains without dropout and with frozen batch statistics",
+            Severity.WARNING,
+            f"call `{switch.event.receiver}.train()` again once this mode has served",
+            ((train.event.node, "undone by this"), (backward.event.node, "it trains by this")),
+        )
+
+
+@dataclass(slots=True)
+class _Modes:
+    """The modes that models are put in along one way, and what they train in.
+
+    ``switched`` are the last two switches of each model, ``passed`` those that each forward came
+    after, ``found`` a train(), an eval() and the backward of a pass after them.
+    """
+
+    switched: dict[Hashable, list[_Happening]] = field(default_factory=dict)
+    passed: dict[int, dict[Hashable, list[_Happening]]] = field(default_factory=dict)
+    found: dict[Hashable, list[_Happening]] = field(default_factory=dict)
+
+    def follow(self, item: _Happening) -> None:
+        """Take note of one more event."""
+        event = item.event
+        if isinstance(event, ModeSwitch):
+            for key in item.in_loop(sites(event.values)):
+                self.switched[key] = [*self.switched.get(key, [])[-1:], item]
+                if event.training is not False:
+                    self.found.pop(key, None)
+        elif isinstance(event, Forward) and event.mode is not GradMode.DISABLED:
+            keys = item.in_loop(sites(event.values)) & self.switched.keys()
+            self.passed[id(event.node)] = {key: self.switched[key] for key in keys}
+            # A train() that a pass came after has served.
+            self.switched.update({key: [] for key in keys if _trains(self.switched[key])})
+        elif isinstance(event, Backward):
+            for forward in through_all(event.values) & self.passed.keys():
+                for key, switches in self.passed[forward].items():
+                    if _undoes(switches, item):
+                        self.found.setdefault(key, [*switches, item])
+
+
+def _trains(switches: Sequence[_Happening]) -> bool:
+    last = switches[-1].event if switches else None
+    return isinstance(last, ModeSwitch) and last.training is not False
+
+
+def _undoes(switches: Sequence[_Happening], backward: _Happening) -> bool:
+    """Tell whether two switches are train() and eval(), on each way to a backward."""
+    if len(switches) < 2:  # noqa: PLR2004 - one and its opposite
+        return False
+    train, switch = switches
+    assert isinstance(train.event, ModeSwitch)
+    assert isinstance(switch.event, ModeSwitch)
+    if train.event.training is not True or switch.event.training is not False:
+        return False
+    return all(
+        item.leading.arms == backward.leading.arms[: len(item.leading.arms)]
+        and not any(inner.arms for inner in (*item.calls, item.event)[1:])
+        for item in switches
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +212,9 @@ class _Happening:
         return come_round(way[0].arms[len(loop.arms) :], loop)
 
 
-def _inside(loop: Loop, function: FunctionModel) -> Iterator[_Happening]:
-    """Yield the events of a loop and of the functions of the file that it calls."""
-    for event in loop.body.events():
+def _followed_all(block: Block, function: FunctionModel) -> Iterator[_Happening]:
+    """Yield the events of a block and of the functions of the file that it calls."""
+    for event in block.events():
         yield from _followed(_Happening(event, function, (), {}))
 
 
