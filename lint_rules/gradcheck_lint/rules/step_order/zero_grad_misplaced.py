@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.step_order.dropped_windows import dropped_windows
 from gradcheck_lint.rules.step_order.protocol import problems
+from gradcheck_lint.rules.step_order.unused_backwards import unused_backwards
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -26,6 +27,18 @@ class ZeroGradMisplaced(Rule):
         """Yield every reset that is out of order on each path it lies on."""
         for problem in problems(function, self.entry.code):
             yield _violation(problem)
+        for unused in unused_backwards(function):
+            yield Violation(
+                unused.backward.node,
+                f"no step uses the gradients of this backward(): `{unused.step.receiver}` has "
+                "stepped before it, and they are cleared before it steps again",
+                Severity.WARNING,
+                "step after this backward()",
+                (
+                    (unused.step.node, "the step that comes too early"),
+                    (unused.reset.node, "cleared here"),
+                ),
+            )
         for dropped in dropped_windows(function):
             yield Violation(
                 dropped.reset.node,
