@@ -39,7 +39,8 @@ def unused_backwards(function: FunctionModel) -> Iterator[UnusedBackward]:
 
     They come after the step of the model that they reach, and before its next reset. One that the
     step of another optimizer follows is for that one, unless that has a backward of its own after
-    it, and this one does not reach its model, or finds it frozen. Who reads gradients may want them for themselves.
+    it, and this one does not reach its model, or finds it frozen. Who reads gradients may want
+    them for themselves.
     """
     words = function.scope.words
     if Part.BACKWARD not in function.scope.parts or not _READING.isdisjoint(words):

@@ -8,7 +8,10 @@ from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.in_place.copy_onto_itself.best_models import best_models
 from gradcheck_lint.rules.in_place.copy_onto_itself.kept_states import kept_states
 from gradcheck_lint.rules.in_place.copy_onto_itself.own_copies import own_copies
-from gradcheck_lint.rules.in_place.copy_onto_itself.second_names import second_names
+from gradcheck_lint.rules.in_place.copy_onto_itself.second_names import (
+    replaced_followers,
+    second_names,
+)
 from gradcheck_suite import catalogue
 
 if TYPE_CHECKING:
@@ -31,3 +34,4 @@ class CopyOntoItself(Rule):
         if module.mentions(b"load_state_dict", b"zip("):
             yield from kept_states(function)
             yield from second_names(function)
+            yield from replaced_followers(function)

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import libcst as cst
 
 from gradcheck_lint.model.knowledge import SAME_MODULE_METHODS
-from gradcheck_lint.model.syntax import assigned_pairs, dotted_name, last_word, place_name
+from gradcheck_lint.model.syntax import assigned_pairs, dotted_name, last_word, place_name, walk
 from gradcheck_lint.rules._rule import Violation
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from gradcheck_lint.model.module import FunctionModel, ModuleModel
+    from gradcheck_lint.model.scopes import FunctionScope
 
-__all__ = ["parameters_of", "second_names"]
+__all__ = ["parameters_of", "replaced_followers", "second_names"]
 
 
 def second_names(function: FunctionModel) -> Iterator[Violation]:
@@ -41,6 +42,72 @@ def second_names(function: FunctionModel) -> Iterator[Violation]:
                 "make it of `copy.deepcopy(...)`",
                 ((made[name].node, f"`{name}` is made here"),),
             )
+
+
+def replaced_followers(function: FunctionModel) -> Iterator[Violation]:
+    """Yield where a network that was made as one of its own gives its name to the one it follows.
+
+    As when a target network is brought up to date: it has its own parameters until then.
+    """
+    if function.scope.name.rpartition(".")[2] == "__init__":
+        return
+    scope = function.scope
+    for node in function.scope.nodes_of(cst.Assign, cst.AnnAssign):
+        pairs = assigned_pairs(node)
+        if len(pairs) != 1:
+            continue  # the two are exchanged
+        ((target, value),) = pairs
+        name, other = dotted_name(target), _same_module(value, function)
+        if name is None or other is None or name == other:
+            continue
+        is_own = scope.owner is not None and name.startswith(f"{scope.first_parameter}.")
+        around = [*scope.owner.methods.values()] if is_own and scope.owner else [scope]
+        if not any(_follows(name, other, each) for each in around):
+            continue
+        made = _made_as_own(name, around)
+        if made is not None and not _is_choice(node, function):
+            yield Violation(
+                node,
+                f"from here on `{name}` is the same object as `{other}`, which it is to follow: "
+                "both move with each step, and to copy the parameters changes nothing",
+                Severity.WARNING,
+                f"copy the parameters: `{name}.load_state_dict({other}.state_dict())`",
+                ((made, "made as a network of its own"),),
+            )
+
+
+def _follows(name: str, other: str, scope: FunctionScope) -> bool:
+    """Return whether a function loads a network with the parameters of another."""
+    return (
+        "load_state_dict" in scope.words
+        and last_word(name) in scope.words
+        and any(
+            (name, other) in _copied(node)
+            for node in scope.nodes_of(cst.Call)
+            if last_word(dotted_name(node.func)) == "load_state_dict"
+        )
+    )
+
+
+def _made_as_own(name: str, around: Iterable[FunctionScope]) -> cst.CSTNode | None:
+    """Return where a network is made by a call."""
+    made = (
+        value
+        for scope in around
+        for target, value in scope.assignments
+        if dotted_name(target) == name and type(value) is cst.Call
+    )
+    return next(made, None)
+
+
+def _is_choice(node: cst.CSTNode, function: FunctionModel) -> bool:
+    """Return whether a statement is what one arm of an ``if`` does where the other one copies."""
+    return any(
+        branch.orelse is not None
+        and any(each is node for each in walk(branch))
+        and any(_copied(each) for each in walk(branch) if type(each) is cst.Call)
+        for branch in function.scope.nodes_of(cst.If)
+    )
 
 
 class _Made(NamedTuple):
@@ -107,17 +174,18 @@ def _followers(module: ModuleModel) -> set[frozenset[str]]:
     return found
 
 
-def _copied(call: cst.Call) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of networks of which one is loaded, or gone through, with the other."""
+def _copied(call: cst.Call) -> list[tuple[str, str]]:
+    """Return the pairs of networks of which one is loaded, or gone through, with the other."""
     if type(call.func) is cst.Attribute and call.func.attr.value == "load_state_dict":
         owner, state = dotted_name(call.func.value), call.args[0].value if call.args else None
         other = _owner_of(state, {"state_dict"})
         if owner is not None and other is not None:
-            yield owner, other
+            return [(owner, other)]
     elif dotted_name(call.func) == "zip" and len(call.args) == _PAIR:
         one, other = (parameters_of(each.value) for each in call.args)
         if one is not None and other is not None:
-            yield one, other
+            return [(one, other)]
+    return []
 
 
 _PAIR: Final = 2
