@@ -13,6 +13,7 @@ from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, positiona
 from gradcheck_lint.model.values import Kind, Origin, mentioned_by, sites, through_all
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.memory.retain_graph.closed_graphs import is_closed
+from gradcheck_lint.rules.memory.retain_graph.unused_penalties import unused_penalties
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -31,6 +32,15 @@ class RetainGraph(Rule):
         """Yield every retained graph with no second pass in sight."""
         if Part.BACKWARD not in function.scope.parts:
             return
+        for unused in unused_penalties(function):
+            yield Violation(
+                unused.node,
+                f"create_graph=True makes a graph for `{unused.name}`, of which nothing but the "
+                "number is used: no loss has it, so nothing learns from it",
+                Severity.WARNING,
+                f"add `{unused.name}` to the loss, or drop create_graph=True",
+                ((unused.graph, "the graph is made here"),),
+            )
         events = list(function.events())
         backwards = [event for event in events if isinstance(event, Backward)]
         for backward in backwards:
