@@ -25,6 +25,7 @@ from gradcheck_lint.rules.connectivity.graph_broken.hard_predictions import (
 from gradcheck_lint.rules.connectivity.graph_broken.self_comparisons import self_comparisons
 from gradcheck_lint.rules.connectivity.graph_broken.straight_through import codebook_losses
 from gradcheck_lint.rules.connectivity.graph_broken.terms import is_gradient, is_item, lost_terms
+from gradcheck_lint.rules.connectivity.graph_broken.zero_products import zero_products
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -90,6 +91,15 @@ class GraphBroken(Rule):
                 "gradient: nothing learns from it",
                 Severity.WARNING,
                 "compute the loss of the probabilities, and the hard prediction for metrics alone",
+            )
+        for zero in zero_products(function):
+            yield Violation(
+                zero.made,
+                f"`{zero.first}` and `{zero.second}` both begin at zero, and are multiplied: the "
+                "gradient of each is a multiple of the other, so that neither ever moves",
+                Severity.WARNING,
+                f"begin with random numbers in `{zero.first}`, and with zeros in the other alone",
+                ((zero.other, "zeros as well"), (zero.product, "multiplied here")),
             )
         for node, name in cut_states(function):
             yield Violation(
