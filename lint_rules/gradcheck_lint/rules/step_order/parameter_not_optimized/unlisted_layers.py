@@ -47,12 +47,24 @@ def _names_left_out(function: FunctionModel) -> Iterator[Violation]:
 
     The module is followed into the functions and objects that it is handed to.
     """
-    optimizers = _optimizers_made(function) if function.module.mentions(b"backward") else ()
-    if not optimizers:
+    if not function.module.mentions(b"backward"):
+        return
+    optimizers = _optimizers_made(function)
+    handed = [] if optimizers else _optimizers_handed_in(function)
+    if not optimizers and not handed:
         return
     for path, made in _new_modules(function):
         backward = _backward_through(function, path)
-        if backward is not None:
+        if backward is not None and handed:
+            yield Violation(
+                made,
+                f"`{path}` is made after the optimizer, which has none of its parameters; "
+                "backward() goes through them: they get gradients and are never trained",
+                Severity.WARNING,
+                f'`optimizer.add_param_group({{"params": {path}.parameters()}})`',
+                ((handed[0], "the optimizer"), (backward.node, "gradients are computed here")),
+            )
+        elif backward is not None:
             yield _violation(path, made, optimizers[-1], backward)
 
 
@@ -67,6 +79,30 @@ def _optimizers_made(function: FunctionModel) -> list[cst.Call]:
         if type(node) is cst.Call and function.module.makes_optimizer(node)
     ]
     return made if all(_is_of_known_parameters(node, function) for node in made) else []
+
+
+def _optimizers_handed_in(function: FunctionModel) -> list[cst.Call]:
+    """Return the one optimizer of a file, if it is made before a constructor that is handed it.
+
+    What the constructor makes then comes too late for it, unless something is added to it.
+    """
+    scope, module = function.scope, function.module
+    if scope.name.rpartition(".")[2] != "__init__":
+        return []
+    if module.mentions(b"add_param_group") or module.mentions(b"param_groups.append"):
+        return []
+    given = [function.bindings.get(name, frozenset()) for name in scope.parameters]
+    if not any(all_are(values, Kind.OPTIMIZER) for values in given):
+        return []
+    every = [
+        (node, each)
+        for each in module.functions()
+        for node in each.scope.nodes_with_lambdas
+        if type(node) is cst.Call and module.makes_optimizer(node)
+    ]
+    return [
+        node for node, maker in every if len(every) == 1 and _is_of_known_parameters(node, maker)
+    ]
 
 
 def _new_modules(function: FunctionModel) -> Iterator[tuple[str, cst.BaseExpression]]:
@@ -171,15 +207,31 @@ class _Graph:
 
     def is_in(self, backward: Backward, function: FunctionModel) -> bool:
         """Tell whether a backward() goes through the module."""
-        if through_all(backward.values) & (self.recorded | self.sites[id(function)]):
+        through = through_all(backward.values)
+        if through & (self.recorded | self.sites[id(function)]):
             return True
         flowed = mentioned_by(backward.values)
         return any(
-            isinstance(event, Call)
-            and id(event.function) in self._returned_by
-            and not flowed.isdisjoint(sites(event.result))
+            (
+                isinstance(event, Forward)
+                and id(event.node) in through
+                and event.mode is not GradMode.DISABLED
+                and self._returned_by.issuperset(_forwards(event, function))
+            )
+            or (
+                isinstance(event, Call)
+                and id(event.function) in self._returned_by
+                and not flowed.isdisjoint(sites(event.result))
+            )
             for event in function.events()
         )
+
+
+def _forwards(event: Forward, function: FunctionModel) -> set[int | None]:
+    """Return the functions that run where an object of a class of the file is called."""
+    scopes = function.module.scopes
+    runs = (scopes.method(scopes.classes.get(value.name), "forward") for value in event.values)
+    return {id(scope) if scope is not None else None for scope in runs} or {None}
 
 
 def _violation(
