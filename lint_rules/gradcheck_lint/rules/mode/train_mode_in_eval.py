@@ -17,6 +17,7 @@ from gradcheck_lint.model.flow import (
     ModeSwitch,
     Step,
 )
+from gradcheck_lint.model.syntax import dotted_name
 from gradcheck_lint.model.values import Kind, all_are, sites
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
@@ -47,7 +48,7 @@ class TrainModeInEval(Rule):
             event
             for event in function.events()
             if isinstance(event, Forward) and _is_evaluated(event, function)
-        ]
+        ] or list(_passes(function))
         if not forwards or not _is_called_in_training(function, function.scope):
             return
         if any(_may_switch(event, forwards[0]) for event in function.events()):
@@ -120,6 +121,37 @@ def _is_evaluated(forward: Forward, function: FunctionModel) -> bool:
     if function.module.mentions(b".eval()", b"train(False)"):
         return False  # whoever wrote it knows of modes, and this model may have none
     return bool(forward.loops) and forward.mode is GradMode.DISABLED
+
+
+def _passes(function: FunctionModel) -> Iterator[Forward]:
+    """Yield the calls of methods that run the layers of a module, in training mode as they are."""
+    for event in function.events():
+        if (
+            not isinstance(event, Call)
+            or event.function is None
+            or type(event.node) is not cst.Call
+        ):
+            continue
+        called, owner = event.node.func, event.function.owner
+        path = dotted_name(called.value) if type(called) is cst.Attribute else None
+        if path is None or not function.module.scopes.derives_from(owner, "torch.nn."):
+            continue
+        values = function.bindings.get(path, frozenset())
+        run = Forward(event.node, event.mode, event.loops, event.arms, event.expects_error, path)
+        run.values = values
+        if _has_mode(run, function) and _runs_as_it_is(function.module.function(event.function)):
+            yield run
+
+
+def _runs_as_it_is(method: FunctionModel) -> bool:
+    """Return whether a method of a module runs its layers, and leaves their modes alone."""
+    owner = method.scope.owner
+    called = (event.function for event in method.events() if isinstance(event, Call))
+    inner = [scope for scope in called if scope is not None and scope.owner is owner]
+    own = [method, *map(method.module.function, inner)]
+    return any(map(_runs_model, own)) and not any(
+        isinstance(event, ModeSwitch) for each in own for event in each.events()
+    )
 
 
 def _depends_on_mode(value: Value) -> bool:
