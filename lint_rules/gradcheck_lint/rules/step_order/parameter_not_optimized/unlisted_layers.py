@@ -54,7 +54,8 @@ def _names_left_out(function: FunctionModel) -> Iterator[Violation]:
     if not optimizers and not handed:
         return
     for path, made in _new_modules(function):
-        backward = _backward_through(function, path)
+        # A later optimizer may be given the parameters of what holds the module.
+        backward = _backward_through(function, path, in_holders=bool(handed))
         if backward is not None and handed:
             yield Violation(
                 made,
@@ -163,13 +164,13 @@ def _is_followed(path: str, function: FunctionModel) -> bool:
     return all(id(node) in own for node in named)
 
 
-def _backward_through(function: FunctionModel, path: str) -> Backward | None:
+def _backward_through(function: FunctionModel, path: str, *, in_holders: bool) -> Backward | None:
     """Return the backward() that goes through a module which the file only runs."""
     uses = list(uses_of(function, path))
     kinds = {use.how for use in uses}
     if "given" in kinds or ("eval" in kinds and "train" not in kinds):
         return None
-    graph = _Graph({id(use.node) for use in uses if use.how == "run"})
+    graph = _Graph({id(use.node) for use in uses if use.how == "run"}, in_holders=in_holders)
     for use in uses:
         graph.sites[id(use.function)] |= sites(use.function.bindings.get(use.path, frozenset()))
     for known in {id(use.function): use.function for use in uses}.values():
@@ -191,8 +192,8 @@ def _backward_through(function: FunctionModel, path: str) -> Backward | None:
 class _Graph:
     """Where the graph of a module that is run goes: by function, and by what functions return."""
 
-    def __init__(self, runs: set[int]) -> None:
-        self._runs = runs
+    def __init__(self, runs: set[int], *, in_holders: bool) -> None:
+        self._runs, self._in_holders = runs, in_holders
         self._returned_by: set[int] = set()
         self.recorded: set[int] = set()
         self.sites: dict[int, frozenset[int]] = defaultdict(frozenset)
@@ -213,7 +214,8 @@ class _Graph:
         flowed = mentioned_by(backward.values)
         return any(
             (
-                isinstance(event, Forward)
+                self._in_holders
+                and isinstance(event, Forward)
                 and id(event.node) in through
                 and event.mode is not GradMode.DISABLED
                 and self._returned_by.issuperset(_forwards(event, function))
