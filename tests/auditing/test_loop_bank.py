@@ -17,6 +17,7 @@ from tests.auditing.loops import (  # noqa: F401 - they fill the bank
     checkpoints,
     clipping,
     copies,
+    evaluations,
     everyday,
     frozen_statistics,
     guards,
@@ -166,6 +167,8 @@ WORDS = {
     "scaled_loss_unused": ("error", "divided gradients of SGD by the loss scale"),
     "inference_mode_in_training_mode": ("warning", "with BatchNorm1d in training mode"),
     "rate_of_a_group_rounded_to_zero": ("warning", "`param_groups[0]` (2 parameters: `model[0].we"),
+    "rate_that_forward_overwrites": ("warning", "went from 0.3 to 0 when `model` was called in ev"),
+    "range_that_evaluation_moves": ("warning", "training goes on with a statistic of the evaluat"),
     "eval_for_ever": ("warning", "and 6 steps followed without train(): its Dropout"),
 }
 

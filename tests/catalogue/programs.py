@@ -633,6 +633,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS703": (lambda names: audited(lambda: _run_in_eval(names)),),
     "GCS704": (_averaged,),
     "GCS705": (_regression_of_its_own,),
+    "GCS706": (_regression_of_its_own,),
     "GCS801": (_on_two_ranks("GCS801"),),
     "GCS802": (_on_two_ranks("GCS802"),),
     "GCS902": (_predicted,),

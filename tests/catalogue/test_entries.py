@@ -105,6 +105,7 @@ FROZEN = {
     "GCS703": "dropout-ignores-eval",
     "GCS704": "initial-statistics",
     "GCS705": "seeded-again",
+    "GCS706": "state-left-by-evaluation",
     "GCS801": "ranks-diverged",
     "GCS802": "gradient-not-synchronized",
     "GCS901": "legacy-variable",
@@ -121,6 +122,7 @@ WARNINGS = {
         "GCS702",
         "GCS704",
         "GCS705",
+        "GCS706",
         "GCS412",
         "GCS413",
         "GCS111",
@@ -133,7 +135,7 @@ WARNINGS = {
 FIXABLE = {"GCS107", "GCS201", "GCS305", "GCS404", "GCS504", "GCS901", "GCS902", "GCS903"}
 ONLY_AT_RUN_TIME = {
     *("GCS104", "GCS208", "GCS403"),
-    *("GCS315", "GCS410", "GCS414", "GCS415", "GCS801"),
+    *("GCS315", "GCS410", "GCS414", "GCS415", "GCS706", "GCS801"),
     *("GCS602", "GCS603", "GCS605", "GCS606", "GCS607", "GCS608", "GCS609"),
     *("GCS611", "GCS612", "GCS614"),
 }

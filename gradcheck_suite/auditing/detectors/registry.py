@@ -77,6 +77,9 @@ from gradcheck_suite.auditing.detectors.mode.initial_statistics import (
     InitialStatisticsDetector,
 )
 from gradcheck_suite.auditing.detectors.mode.seeded_again import SeededAgainDetector
+from gradcheck_suite.auditing.detectors.mode.state_left_by_evaluation import (
+    StateLeftByEvaluationDetector,
+)
 from gradcheck_suite.auditing.detectors.mode.stuck_in_eval import StuckInEvalDetector
 from gradcheck_suite.auditing.detectors.mode.train_mode_in_eval import TrainModeInEvalDetector
 from gradcheck_suite.auditing.detectors.refusals.refused_by_torch import RefusedByTorchDetector
@@ -199,6 +202,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         DropoutIgnoresEvalDetector(),
         InitialStatisticsDetector(recorder),
         SeededAgainDetector(recorder.optimizers),
+        StateLeftByEvaluationDetector(recorder, windows),
         ParameterNotOptimizedDetector(recorder, windows, leaves),
         ParameterInTwoOptimizersDetector(windows, names),
         OptimizerMadeAnewDetector(recorder),

@@ -32,6 +32,8 @@ _NAMES = (
 _FRAMES = 3
 """Frames, from the caller on, in which the module that calls is looked for. A bound on cost: a
 helper function or two may stand between."""
+_RATE = 1
+"""The place of ``p`` among the arguments of each; no default is 0."""
 _TRAINING = 2
 """The place of ``training`` among the arguments of each, whose default is True."""
 
@@ -51,8 +53,9 @@ class FunctionalDropoutSource(EventSource):
         def dropout(*args: Any, **kwargs: Any) -> Any:
             given = len(args) > _TRAINING or "training" in kwargs
             is_on = args[_TRAINING] if len(args) > _TRAINING else kwargs.get("training", True)
+            rate = args[_RATE] if len(args) > _RATE else kwargs.get("p", 1.0)
             source: FunctionalDropoutSource = self.acting
-            if is_on and source.state.running and not is_compiling():
+            if is_on and rate and source.state.running and not is_compiling():
                 frame = sys._getframe(1)  # noqa: SLF001 - the module that calls
                 module = _module_of(frame)
                 if module is not None and not module.training:

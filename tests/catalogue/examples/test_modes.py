@@ -106,3 +106,11 @@ def test_gcs705_noise_repeats(example, instead, monkeypatch):
     drawn.clear()
     instead("GCS705").train(batches)
     assert not torch.equal(drawn[0], drawn[1])
+
+
+def test_gcs706_dropout_is_off_after_an_evaluation(example, instead, batches, capsys):
+    x = torch.randn(256, 8)
+    for names, is_fixed in ((example("GCS706"), False), (instead("GCS706"), True)):
+        model = names.train(batches).train()
+        assert torch.equal(model(x), model(x)) is not is_fixed
+    assert capsys.readouterr().out

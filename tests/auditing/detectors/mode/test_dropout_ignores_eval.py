@@ -34,6 +34,10 @@ def told_of_the_mode(module, x):
     return F.dropout(x, 0.5, module.training)
 
 
+def at_a_rate_of_zero(module, x):
+    return F.dropout(F.dropout(x, 0.5 if module.training else 0.0), p=0.0)
+
+
 def told_by_name(module, x):
     return F.dropout(x, 0.5, training=module.training)
 
@@ -65,7 +69,7 @@ def test_the_module_is_found_behind_a_helper(audited, only, line_of):
     assert finding.location.line == line_of(always)
 
 
-@pytest.mark.parametrize("drop", [told_of_the_mode, told_by_name])
+@pytest.mark.parametrize("drop", [at_a_rate_of_zero, told_of_the_mode, told_by_name])
 def test_dropout_that_is_told_of_the_mode(audited, drop):
     assert not audited(evaluated(Net(drop))).findings
 
