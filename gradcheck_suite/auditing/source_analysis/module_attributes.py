@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 from dataclasses import dataclass
-from functools import lru_cache
 from types import FunctionType
 from typing import TYPE_CHECKING
 
@@ -35,15 +34,25 @@ class AttributeUses:
         assigned: the lines that assign it.
         is_carried: whether what each of these assigns is computed from what was there before.
         values: the numbers that stand in what is assigned.
+        loads: the lines of the statements that read it, also to give it its next value.
     """
 
     is_read: bool
     assigned: tuple[Location, ...]
     is_carried: bool
     values: frozenset[float]
+    loads: tuple[Location, ...] = ()
+
+    def are_before(self, place: Location) -> bool:
+        """Return whether what is written there in the forward may be computed from what was."""
+        return any(
+            each.path == place.path
+            and each.function == (place.function or "").rpartition(".")[2]
+            and each.line <= place.line
+            for each in self.loads
+        )
 
 
-@lru_cache(maxsize=256)
 def uses_of(kind: type[nn.Module], name: str) -> AttributeUses | None:
     """Return what a class does with an attribute; None where its source is not the user's own."""
     functions = list(_methods_called(kind))
@@ -51,6 +60,7 @@ def uses_of(kind: type[nn.Module], name: str) -> AttributeUses | None:
         return None
     assigned: list[Location] = []
     expressions: list[ast.expr] = []
+    loads: list[Location] = []
     is_read = False
     for path, function in functions:
         for node in ast.walk(function):
@@ -58,7 +68,11 @@ def uses_of(kind: type[nn.Module], name: str) -> AttributeUses | None:
             if value is not None and isinstance(node, ast.stmt):
                 assigned.append(Location(path, node.lineno, function=function.name))
                 expressions.append(value)
-        is_read = is_read or any(_reads(node, name) for node in _in_training(function.body))
+            if isinstance(node, ast.stmt) and not hasattr(node, "body") and _loads(node, name):
+                loads.append(Location(path, node.lineno, function=function.name))
+        is_read = is_read or any(
+            _loads(node, name) and not _writes(node, name) for node in _in_training(function.body)
+        )
     return AttributeUses(
         is_read,
         tuple(assigned),
@@ -69,6 +83,7 @@ def uses_of(kind: type[nn.Module], name: str) -> AttributeUses | None:
             for each in ast.walk(value)
             if isinstance(each, ast.Constant) and isinstance(each.value, (int, float))
         ),
+        tuple(loads),
     )
 
 
@@ -85,9 +100,8 @@ def line_that_sets(name: str) -> Location | None:
             for node in ast.walk(function)
         }
         for node in ast.walk(tree):
-            is_set = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-            if is_set and node.attr == name and id(node) not in made:
-                yield node.lineno
+            if isinstance(node, ast.Attribute) and node.attr == name and id(node) not in made:
+                yield from (node.lineno,) if isinstance(node.ctx, ast.Store) else ()
 
     return only_line(name, lines_in)
 
@@ -133,10 +147,10 @@ def _assigned_value(node: ast.AST, name: str) -> ast.expr | None:
     """Return what a statement assigns to the attribute, if it does."""
     if isinstance(node, ast.Assign) and any(_is_own(each, name) for each in node.targets):
         return node.value
-    if isinstance(node, (ast.AugAssign, ast.AnnAssign)) and _is_own(node.target, name):
-        # An augmented one reads what it writes: its target stands for the value as well.
-        is_augmented = isinstance(node, ast.AugAssign)
-        return ast.BinOp(node.target, ast.Add(), node.value) if is_augmented else node.value
+    if isinstance(node, ast.AugAssign) and _is_own(node.target, name):
+        return ast.BinOp(node.target, node.op, node.value)  # it reads what it writes
+    if isinstance(node, ast.AnnAssign) and _is_own(node.target, name):
+        return node.value
     return None
 
 
@@ -181,17 +195,28 @@ def _mode_asked(test: ast.expr) -> bool | None:
     return True if _is_own(test, "training") else None
 
 
-def _reads(statement: ast.stmt | ast.expr, name: str) -> bool:
-    """Return whether a statement reads the attribute, and does not only give it its next value."""
-    if _assigned_value(statement, name) is not None:
-        return False
+def _written_root(statement: ast.AST, name: str) -> ast.expr | None:
+    """Return the attribute in ``self.name.lerp_(...)`` or ``self.name[...] = ...``."""
+    root: ast.expr | None = None
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        root: ast.expr = statement.value
-        while isinstance(root, (ast.Call, ast.Attribute)) and not _is_own(root, name):
-            root = root.func if isinstance(root, ast.Call) else root.value
-        if _is_own(root, name):
-            return False  # self.mean.lerp_(...), self.mean.copy_(f(self.mean))
+        root = statement.value
+    elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Subscript):
+        root = statement.targets[0]
+    while isinstance(root, (ast.Call, ast.Attribute, ast.Subscript)) and not _is_own(root, name):
+        root = root.func if isinstance(root, ast.Call) else root.value
+    return root if root is not None and _is_own(root, name) else None
+
+
+def _writes(statement: ast.AST, name: str) -> bool:
+    is_assigned = _assigned_value(statement, name) is not None
+    return is_assigned or _written_root(statement, name) is not None
+
+
+def _loads(statement: ast.AST, name: str) -> bool:
+    """Return whether a statement reads the attribute, other than to write into it."""
+    root = _written_root(statement, name)
     return any(
         _is_own(node, name) and isinstance(getattr(node, "ctx", None), ast.Load)
         for node in ast.walk(statement)
+        if node is not root
     )

@@ -178,6 +178,18 @@ def center_that_is_bound_anew_in_each_call():
     fit(Network(Centered()))
 
 
+class Largest(Range):
+    @torch.no_grad()
+    def observe(self, x):
+        largest = torch.maximum(0.9 * self.largest, x.abs().max())
+        self.largest.copy_(largest)  # <- here
+
+
+@buggy("GCS706")
+def range_that_is_copied_from_what_it_was():
+    fit(Network(Largest()))
+
+
 @clean
 def range_that_is_not_observed_in_evaluation():
     model = Network(Range())
@@ -255,14 +267,14 @@ class Usage(nn.Module):
     def forward(self, x):
         self.usage.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
         self.cache[:] = x.detach()
-        return x
+        return x + 0.1 * self.cache
 
     def report(self):
         return (self.usage / self.usage.sum()).tolist()
 
 
 @clean
-def usage_and_a_cache_that_nothing_reads_in_training():
+def usage_that_nothing_reads_and_a_cache_that_each_call_fills():
     model = Network(Usage())
     fit(model)
     model.middle.report()

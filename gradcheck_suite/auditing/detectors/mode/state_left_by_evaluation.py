@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import inside_backward, version_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
-from gradcheck_suite.auditing.detectors.base import Occurrences, related
+from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.events import ModeChanged, SessionEnded
 from gradcheck_suite.auditing.object_names.tensor_names import variable_of
 from gradcheck_suite.auditing.source_analysis.module_attributes import line_that_sets, uses_of
@@ -33,12 +33,16 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindows
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.recorder import Recorder
+    from gradcheck_suite.auditing.saved_tensors.write_log import Write
 
 __all__ = ["StateLeftByEvaluationDetector"]
 
 _MOST_PASSES = 8
 """Evaluations of a module that are looked at. A bound on cost: what an evaluation leaves behind,
 each of them does; the first may come before the state has settled."""
+
+_SETS = frozenset({"__setitem__", "copy_", "fill_", "zero_"})
+"""In-place functions by which nothing of what was there before need be left."""
 
 _MOST_MODULES = 16
 """Modules whose evaluations are looked at. A bound on cost."""
@@ -74,12 +78,14 @@ class _Change:
         before: what it was like before.
         after: what it was like after that call.
         lines: those that wrote it.
+        operation: by which in-place function the last of them did.
         last: what it was like when ``train()`` was called.
     """
 
     before: _State
     after: _State
     lines: tuple[CallSite, ...]
+    operation: str
     last: _State | None = None
 
 
@@ -123,7 +129,7 @@ class StateLeftByEvaluationDetector:
         self._recorder = recorder
         self._windows = windows
         self._models: dict[int, _Model] = {}
-        self._found: Occurrences[tuple[Location | None, str], Finding] = Occurrences()
+        self._found: dict[tuple[Location | None, str], Finding] = {}
 
     def subscriptions(self) -> Subscriptions:
         """Look at each model before and after its evaluation."""
@@ -131,7 +137,7 @@ class StateLeftByEvaluationDetector:
 
     def findings(self) -> list[Finding]:
         """Return one finding for each line and each attribute or buffer."""
-        return self._found.findings(lambda finding, _count: finding)
+        return list(self._found.values())
 
     def _end(self, _event: SessionEnded) -> None:
         for model in self._models.values():
@@ -193,10 +199,11 @@ class StateLeftByEvaluationDetector:
             after = before.now()
             if after is None or after == before:
                 continue
-            lines = self._lines_since(model.sequence, after)
+            writes = self._writes_since(model.sequence, after)
             # A buffer that is another tensor now was made by the call; no line wrote into it.
-            if not after.buffer or lines or after.buffer != before.buffer:
-                model.changes.append(_Change(before, after, lines))
+            if not after.buffer or writes or after.buffer != before.buffer:
+                operation = writes[-1].operation if writes else ""
+                model.changes.append(_Change(before, after, _lines_of(writes), operation))
         model.states = []
         model.sequence = self._recorder.state.clock.tick()
 
@@ -216,14 +223,12 @@ class StateLeftByEvaluationDetector:
                 else _left(model, change, now, part)
             )
             if finding is not None:
-                key = finding.location, change.after.name
-                self._found.note(key, lambda finding=finding: finding)
+                self._found.setdefault((finding.location, now.name), finding)
 
-    def _lines_since(self, sequence: int, state: _State) -> tuple[CallSite, ...]:
+    def _writes_since(self, sequence: int, state: _State) -> list[Write]:
         module = state.module()
         buffer = None if module is None else vars(module).get("_buffers", {}).get(state.name)
-        writes = [] if buffer is None else self._recorder.write_log.since(sequence, buffer)
-        return tuple(dict.fromkeys(each.site for each in writes if each.site is not None))
+        return [] if buffer is None else self._recorder.write_log.since(sequence, buffer)
 
     def _moved(
         self, model: _Model, change: _Change, now: _State, part: nn.Module
@@ -234,11 +239,14 @@ class StateLeftByEvaluationDetector:
             return None
         if change.after.buffer == change.before.buffer == now.buffer:
             # Another line has reset or restored it; without one of training, it is a calibration.
-            since = self._lines_since(model.sequence, now)
-            trained = self._lines_since(model.trained_at, now)
+            since = _lines_of(self._writes_since(model.sequence, now))
+            trained = self._writes_since(model.trained_at, now)
             if not trained or not set(since) <= set(change.lines):
                 return None
             place = location_of(change.lines[-1])
+            is_set = change.operation in _SETS
+            if place is None or (is_set and not uses.are_before(place)):
+                return None  # a cache, which a call fills before it reads it
         else:
             # A moving average that is bound anew, each time by the one line that binds it.
             is_moved = change.last is not None and change.last.buffer != now.buffer
@@ -259,6 +267,10 @@ class StateLeftByEvaluationDetector:
             hint="write it under `if self.training:`, or switch it off for the evaluation",
             evidence={"module": type(part).__name__, "buffer": now.name},
         )
+
+
+def _lines_of(writes: list[Write]) -> tuple[CallSite, ...]:
+    return tuple(dict.fromkeys(each.site for each in writes if each.site is not None))
 
 
 def _left(model: _Model, change: _Change, now: _State, part: nn.Module) -> Finding | None:
