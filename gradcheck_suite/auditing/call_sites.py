@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import linecache
 import os
@@ -30,6 +31,7 @@ __all__ = [
     "is_of_torch",
     "is_user_code",
     "kind_of_file",
+    "line_that_drops",
     "location_of",
     "sites_up_to_library",
     "user_files_with",
@@ -146,6 +148,26 @@ def user_frames() -> Iterator[FrameType]:
         if kind_of_file[frame.f_code.co_filename] != _MACHINERY:
             yield frame
         frame = frame.f_back
+
+
+def line_that_drops() -> CallSite | None:
+    """Return the user's line that throws away what is being called, through what returns it as is.
+
+    None where something is done with it. What a cell of a notebook ends in is not thrown away.
+    """
+    for frame in user_frames():
+        following = _operation_after(frame.f_code, frame.f_lasti)
+        if following == "POP_TOP" and is_user_code(frame.f_code):
+            return frame.f_code, frame.f_lasti
+        if following != "RETURN_VALUE":
+            break
+    return None
+
+
+def _operation_after(code: CodeType, offset: int) -> str:
+    """Return the name of the instruction that comes after the call at an offset."""
+    later = (each.opname for each in dis.get_instructions(code) if each.offset > offset)
+    return next((name for name in later if name != "CACHE"), "")
 
 
 def user_sites() -> tuple[tuple[CallSite, ...], set[str]]:

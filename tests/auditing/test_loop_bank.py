@@ -169,6 +169,7 @@ WORDS = {
     "rate_of_a_group_rounded_to_zero": ("warning", "`param_groups[0]` (2 parameters: `model[0].we"),
     "rate_that_forward_overwrites": ("warning", "went from 0.3 to 0 when `model` was called in ev"),
     "range_that_evaluation_moves": ("warning", "training goes on with a statistic of the evaluat"),
+    "features_that_hooks_kept_without_recording": ("warning", "recording is off where it is comp"),
     "eval_for_ever": ("warning", "and 6 steps followed without train(): its Dropout"),
 }
 

@@ -135,16 +135,19 @@ class Interpretation:
         self.differentiated: set[Value] = set()
         self.scopes: list[Scope] = []
         self.begins_at_zero = False
-        self._sources: dict[CodeType, _Source | None] = {}
+        self._sources: dict[CodeType, tuple[str, Function | ast.Lambda] | None] = {}
 
     def source_of(self, function: Any) -> _Source | None:
         """Return the file and the definition of a function of the user's."""
-        if not isinstance(function, FunctionType):
+        inner = inspect.unwrap(function) if isinstance(function, FunctionType) else None
+        if not isinstance(inner, FunctionType):
             return None
-        code = function.__code__
+        code = inner.__code__
         if code not in self._sources:
-            self._sources[code] = _source_of(function)
-        return self._sources[code]
+            self._sources[code] = _source_of(code)
+        found = self._sources[code]
+        # Functions of one definition have closures of their own.
+        return None if found is None else (found[0], inner, found[1])
 
     def close(self) -> None:
         """Let go of all objects of the program, without waiting for the garbage collector."""
@@ -386,7 +389,7 @@ class Scope:
 
     def _bind_item(self, target: ast.Subscript, value: Value) -> None:
         owner = self.value(target.value)
-        key = _constant(target.slice)
+        key = self._key(target.slice)
         if owner.items is not None and key is not None:
             changed = container({**owner.items, key: value})
         else:
@@ -451,6 +454,13 @@ class Scope:
             return None if operation is None else bool(operation(left, right))
         except TypeError:
             return None
+
+    def _key(self, node: ast.expr) -> str | int | None:
+        """Return the text or the whole number that an index is, if known."""
+        key: Any = _constant(node)
+        if key is None and isinstance(node, ast.Name):
+            key = self.value(node).thing
+        return key if type(key) in (int, str) else None
 
     def _simple(self, node: ast.expr) -> Any:
         """Return the number, text, truth or None that an expression is and stays, if known."""
@@ -531,12 +541,12 @@ class Scope:
 
     def _of_subscript(self, node: ast.Subscript) -> Value:
         owner = self.value(node.value)
-        key = _constant(node.slice)
+        key = self._key(node.slice)
         if owner.items is not None and key is not None:
             if type(key) is int and key < 0:
                 key += len(owner.items)
             found = owner.items.get(key)
-            return owner.whole() if found is None else found
+            return _item_of(owner) if found is None else found
         thing = NOTHING if key is None else item_of(owner.thing, key)
         if thing is not NOTHING:
             return value_of_object(thing, node)
@@ -718,7 +728,9 @@ class Scope:
         if owner is not None and _is_data(owner):
             return self._method(node, name, owner, given, named)
         if isinstance(callee, nn.Module):
-            return self._module(node, callee, given, named)
+            made = self._module(node, callee, given, named)
+            self._run_hooks(callee, given, self._recorded(made))
+            return made
         if owner is not None and isinstance(owner.thing, nn.Module) and name in _OF_PARAMETERS:
             trained = _trained(owner.thing)
             return Value(Kind.LIVE if trained else Kind.PLAIN, sources=trained)
@@ -764,6 +776,15 @@ class Scope:
             own = Value(Kind.LIVE, sources=trained, callee=name_of(node))
             return combined([own, result], callee=name_of(node))
         return result
+
+    def _run_hooks(self, module: nn.Module, given: list[Value], made: Value) -> None:
+        """Follow the result of a module into its forward hooks, which may keep it."""
+        for hook in list(vars(module).get("_forward_hooks", {}).values()):
+            function, receiver = hook, NOTHING
+            if isinstance(hook, MethodType):
+                function, receiver = hook.__func__, hook.__self__
+            called = value_of_object(module, "module")
+            self._enter(function, receiver, [called, container(given), made], {})
 
     def _enter(
         self, function: Any, receiver: Any, given: list[Value], named: dict[str, Value]
@@ -846,7 +867,8 @@ class Scope:
             return Value()
         result = combined([owner, *values])
         if name == "requires_grad_" and isinstance(node.func, ast.Attribute):
-            owner = replace(owner, kind=Kind.LIVE, cut=None)
+            is_off = any(each.thing is False for each in values)
+            owner = replace(owner, kind=Kind.PLAIN if is_off else Kind.LIVE, cut=None)
             self.bind(node.func.value, owner)
             return owner
         if owner.kind is Kind.LIVE:
@@ -898,9 +920,12 @@ class Scope:
             return owner
         if name == "keys":
             return container([Value(text=repr(key), thing=key) for key in items])
-        if name in ("get", "pop") and node.args and (key := _constant(node.args[0])) in items:
-            return items[key]
-        return owner.whole()
+        if name == "clear" and isinstance(node.func, ast.Attribute):
+            self.bind(node.func.value, container({}))
+        if name in ("get", "pop"):
+            key = self._key(node.args[0]) if node.args else None
+            return items[key] if key in items else _item_of(owner)
+        return Value() if name == "clear" else owner.whole()
 
     def _of_library(  # noqa: PLR0911 - one for each kind
         self, node: ast.Call, name: str, given: list[Value], named: dict[str, Value]
@@ -1029,23 +1054,19 @@ def _is_without_memory(function: Any, owner: Value | None) -> bool:
     return plain and str(module).partition(".")[0] in _WITHOUT_MEMORY
 
 
-def _source_of(function: FunctionType) -> _Source | None:
-    inner = inspect.unwrap(function)
-    if not isinstance(inner, FunctionType) or not is_user_code(inner.__code__):
-        return None
-    path = inner.__code__.co_filename
-    tree = tree_of(path)
+def _source_of(code: CodeType) -> tuple[str, Function | ast.Lambda] | None:
+    tree = tree_of(code.co_filename) if is_user_code(code) else None
     if tree is None:
         return None
-    node = innermost(tree, definition_line(inner.__code__))
-    if node is not None and node.name == inner.__name__:
-        return path, inner, node
+    node = innermost(tree, definition_line(code))
+    if node is not None and node.name == code.co_name:
+        return code.co_filename, node
     lambdas = [
         each
         for each in ast.walk(tree)
-        if isinstance(each, ast.Lambda) and each.lineno == inner.__code__.co_firstlineno
+        if isinstance(each, ast.Lambda) and each.lineno == code.co_firstlineno
     ]
-    return (path, inner, lambdas[0]) if len(lambdas) == 1 else None
+    return (code.co_filename, lambdas[0]) if len(lambdas) == 1 else None
 
 
 def _closure_of(function: FunctionType) -> dict[str, Any]:
@@ -1076,6 +1097,11 @@ def _appended(items: dict[Any, Value], value: Value) -> dict[Any, Value]:
     if any(v.text and v.text is value.text for v in items.values()):
         return {k: value if v.text is value.text else v for k, v in items.items()}
     return {**items, len(items): value}
+
+
+def _item_of(owner: Value) -> Value:
+    """Return an item of a container; what one that is empty by now has held, nobody knows."""
+    return owner.whole() if owner.items else Value(Kind.UNKNOWN)
 
 
 def _constant(node: ast.expr) -> Any:

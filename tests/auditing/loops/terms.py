@@ -472,3 +472,73 @@ def term_of_layers_in_a_dict():
 def term_of_layers_that_carries_a_gradient():
     train_routed(RoutedLayers(soft=True))
     train_routed(NamedLayers(soft=True))
+
+
+class Staged(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.low, self.high, self.head = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 1)
+
+    def forward(self, x):
+        return self.head(self.high(self.low(x).tanh()).tanh())
+
+
+class Tap:
+    def __init__(self, model, names=("low", "high")):
+        self.kept = {}
+        for name in names:
+            getattr(model, name).register_forward_hook(self.keep(name))
+
+    def keep(self, name):
+        def hook(_module, _args, output):
+            self.kept[name] = output
+
+        return hook
+
+
+def distilled(run):
+    """Train a student by the features of a teacher, which ``run`` lets both compute."""
+    student, teacher = Staged(), Staged().requires_grad_(requires_grad=False)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.01)
+    mine, theirs = Tap(student), Tap(teacher)
+    for x, y in batches():
+        fit = F.mse_loss(student(x), y)
+        mine.kept.clear()
+        run(student, teacher, x)
+        far = 0.0
+        for name in ("low", "high"):
+            far = far + F.mse_loss(mine.kept.pop(name), theirs.kept.pop(name))
+        update(optimizer, fit + far)
+
+
+@buggy("GCS411")
+def features_that_hooks_kept_without_recording():
+    def run(student, teacher, x):
+        with torch.no_grad():  # <- here
+            teacher(x)
+            student(x)
+
+    distilled(run)
+
+
+@clean
+def features_that_hooks_kept_with_their_graph():
+    def run(student, teacher, x):
+        with torch.no_grad():
+            teacher(x)
+        student(x)
+
+    distilled(run)
+
+
+@clean
+def features_of_the_teacher_alone_are_kept_without_recording():
+    student, teacher = Staged(), Staged()
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.01)
+    theirs = Tap(teacher)
+    for x, y in batches():
+        with torch.no_grad():
+            teacher(x)
+        out = student(x)
+        matched = F.mse_loss(student.low(x), theirs.kept.pop("low"))
+        update(optimizer, F.mse_loss(out, y) + matched)

@@ -23,7 +23,7 @@ from gradcheck_suite._torch_compat import (
     without_dispatch_modes,
     without_torch_function,
 )
-from gradcheck_suite.auditing.call_sites import location_of
+from gradcheck_suite.auditing.call_sites import CallSite, line_that_drops, location_of
 from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.functions.function_contract import (
     is_the_users,
@@ -40,7 +40,7 @@ from gradcheck_suite.auditing.events import (
 from gradcheck_suite.auditing.instrumentation.base import is_compiling
 from gradcheck_suite.auditing.saved_tensors.checksums import Fingerprint, fingerprint, same_content
 from gradcheck_suite.auditing.user_modes import without_user_modes
-from gradcheck_suite.findings import Finding, Location
+from gradcheck_suite.findings import Finding, Location, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -56,6 +56,14 @@ __all__ = ["FunctionCallDetector"]
 _CALLS = 4
 """Calls of each Function that are looked at. A bound on cost: whether forward writes or what it
 saves is the same in each call, but for branches."""
+
+_CALLS_IN_VAIN = 64
+"""Calls that are looked at while what the first ones returned was thrown away. A bound on cost: as
+many layers may call it in one step."""
+
+_ENOUGH = 3
+"""Steps in which what a Function returned was thrown away, before it is told. Chosen: a call before
+training, to load a kernel, comes in none but the first."""
 
 _SEARCHED = 8
 """Backwards whose graphs are searched for Functions; four times as many while one that has saved an
@@ -136,8 +144,29 @@ class _Saved:
             yield f"{names} gets no gradient, and may be all that it was computed from"
 
 
+@dataclass(slots=True)
+class _Dropped:
+    """Calls of a Function whose result was thrown away.
+
+    Attributes:
+        site: the line that does it first.
+        last: how many backwards had begun by the last of them.
+        turns: how many of them came after another backward than the one before.
+        count: how many there were.
+        used: whether what another call returned was not.
+    """
+
+    site: CallSite | None
+    last: int
+    turns: int = 1
+    count: int = 1
+    used: bool = False
+
+
 class FunctionCallDetector:
-    """Reports missing-mark-dirty (GCS503) and saved-intermediate (GCS507).
+    """Reports missing-mark-dirty (GCS503), saved-intermediate (GCS507) and no-effect (GCS318).
+
+    The last for a Function whose result the program throws away, where it does not work in place.
 
     That an output is wrongly differentiable (GCS505) shows only when backward is run again with
     another gradient for it, which no audit does; a gradient check tells.
@@ -155,6 +184,7 @@ class FunctionCallDetector:
         self._calls: dict[type, int] = {}
         self._searched = 0
         self._dirty: dict[type, Finding] = {}
+        self._dropped: dict[type, _Dropped] = {}
         self._saved: dict[type, _Saved] = {}
         self._names: dict[type, list[str]] = {}
         self._twice: set[type] = set()
@@ -175,7 +205,12 @@ class FunctionCallDetector:
             for function, saved in self._saved.items()
             if function in self._twice and (saved.moves or not saved.stays)
         ]
-        return [*self._dirty.values(), *twice]
+        dropped = [
+            _thrown_away(function, each)
+            for function, each in self._dropped.items()
+            if each.turns >= _ENOUGH and not each.used
+        ]
+        return [*self._dirty.values(), *twice, *dropped]
 
     def _after_forward(self, _event: ForwardFinished) -> Attention | None:
         """Watch all Functions that there are: a program that only evaluates has no backward."""
@@ -234,7 +269,7 @@ class FunctionCallDetector:
         waiting: list[_Inputs] = []
 
         def looked_at(*args: Any, **kwargs: Any) -> Any:
-            if not self._recorder.state.running or self._calls[function] >= _CALLS:
+            if not self._recorder.state.running or self._is_done(function):
                 return forward(*args, **kwargs)
             inputs = self._inputs_of(forward, args, skip=0 if separate else 1)
             result = forward(*args, **kwargs)
@@ -248,6 +283,11 @@ class FunctionCallDetector:
         self._patches.replace(function, "forward", staticmethod(_watched(forward, looked_at)))
         if separate:
             self._watch_setup(function, waiting)
+
+    def _is_done(self, function: type) -> bool:
+        calls, dropped = self._calls[function], self._dropped.get(function)
+        is_open = dropped is not None and not dropped.used and dropped.turns < _ENOUGH
+        return calls >= (_CALLS_IN_VAIN if is_open else _CALLS)
 
     def _watch_setup(self, function: type, waiting: list[_Inputs]) -> None:
         setup: Callable[..., Any] = function.setup_context  # type: ignore[attr-defined]  # as above
@@ -279,6 +319,7 @@ class FunctionCallDetector:
             if any(getattr(ctx, "needs_input_grad", ())):
                 self._contract.look_at_context(ctx, function, tuple(_tensors(result)))
             self._look_for_writes(function, ctx, inputs)
+            self._look_at_use(function, ctx, inputs)
             self._look_at_saved(function, ctx, inputs, result)
         except Exception as error:  # noqa: BLE001 - the user's program goes on
             self._recorder.bus.note_failure("FunctionCallDetector", error)
@@ -293,6 +334,21 @@ class FunctionCallDetector:
             defined = line_in(function, "forward", None)
             where = location_of(writes[0].site) if writes else defined
             self._dirty[function] = _missing_mark(function, name, where, defined)
+
+    def _look_at_use(self, function: type, ctx: Any, inputs: _Inputs) -> None:
+        """Note whether the program throws away what this call will return."""
+        if not inputs.tensors or getattr(ctx, "dirty_tensors", None):
+            return
+        site, known = line_that_drops(), self._dropped.get(function)
+        backwards = self._recorder.state.backwards
+        if known is None:
+            self._dropped[function] = _Dropped(site, backwards, used=site is None)
+        elif site is None:
+            known.used = True
+        else:
+            known.count += 1
+            known.turns += backwards != known.last
+            known.last = backwards
 
     def _look_at_saved(self, function: type, ctx: Any, inputs: _Inputs, result: Any) -> None:
         tensors = list(_tensors(getattr(ctx, "to_save", None)))
@@ -397,6 +453,20 @@ def _missing_mark(
         related=related((defined, "in this forward"), apart_from=where),
         hint=f"compute a new tensor, or call ctx.mark_dirty({name}) and return it",
         evidence={"function": function.__name__, "input": name},
+    )
+
+
+def _thrown_away(function: type, dropped: _Dropped) -> Finding:
+    return Finding.of(
+        catalogue.NO_EFFECT,
+        f"what {function.__name__} returns is thrown away here, {dropped.count} times or more: no "
+        "backward can reach it, and what it was to do to the gradients is not done; expected its "
+        "result in place of what it was given",
+        detector="audit",
+        severity=Severity.WARNING,
+        location=location_of(dropped.site),
+        hint=f"x = {function.__name__}.apply(x, ...), and go on with x",
+        evidence={"function": function.__name__, "count": dropped.count},
     )
 
 

@@ -268,6 +268,8 @@ class TrainModeInEvalDetector:
                 return
             passes = self._passes[line] = self._new(module, model, window, places)
             passes.recorded = node is not None
+            # What a hook has kept may be used, and what is returned not.
+            passes.used = passes.recorded and _has_hooks(module)
         # A checkpoint, or a Function that recomputes: the backward that runs has a use for it.
         if passes.used or inside_backward():
             return
@@ -407,6 +409,10 @@ def _user_places() -> tuple[tuple[CodeType, int], ...]:
             found += ((frame.f_code, frame.f_lasti),)
         frame = frame.f_back
     return found
+
+
+def _has_hooks(model: nn.Module) -> bool:
+    return any(vars(part).get("_forward_hooks") for part in model.modules())
 
 
 def sensitive_layers(model: nn.Module) -> list[nn.Module]:

@@ -332,3 +332,93 @@ def test_forward_is_put_back_where_no_backward_ran(audited):
     before = vars(KeepsItsOutput)["forward"]
     audited(lambda: scores(KeepsItsOutput))
     assert vars(KeepsItsOutput)["forward"] is before
+
+
+class Attaches(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, extra):
+        ctx.save_for_backward(extra)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (extra,) = ctx.saved_tensors
+        return grad, torch.ones_like(extra)
+
+
+def attach(x):
+    return Attaches.apply(x, x.square().mean())
+
+
+class Attached(nn.Module):
+    def forward(self, x):
+        return attach(x)
+
+
+ATTACHED = Attached()
+
+
+def thrown_away_at_once(x):
+    Attaches.apply(x, x.square().mean())  # <- here
+    return x
+
+
+def thrown_away_by_the_caller(x):
+    attach(x)  # <- here
+    return x
+
+
+def thrown_away_by_the_caller_of_a_module(x):
+    ATTACHED(x)  # <- here
+    return x
+
+
+def kept(x):
+    return attach(x)
+
+
+def kept_once_of_twice(x):
+    attach(x)
+    return attach(x)
+
+
+def written_in_place(x):
+    y = x.clone()
+    ShiftsAndSaysSo.apply(y)
+    return y
+
+
+def regress(run, steps=5, before=0):
+    net = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for _ in range(before):
+        thrown_away_at_once(net(torch.randn(3, 4)))
+    for _ in range(steps):
+        optimizer.zero_grad()
+        for _ in range(6):
+            run(net(torch.randn(3, 4))).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "run",
+    [thrown_away_at_once, thrown_away_by_the_caller, thrown_away_by_the_caller_of_a_module],
+)
+def test_a_result_that_is_thrown_away(audited, only, line_of, run):
+    finding = only(audited(lambda: regress(run)), "GCS318")
+    assert finding.location.line == line_of(run)
+    assert finding.severity.value == "warning"
+    assert finding.message.startswith("what Attaches returns is thrown away here, ")
+    assert finding.evidence["count"] >= 3
+    assert finding.evidence["function"] == "Attaches"
+
+
+@pytest.mark.parametrize("run", [kept, kept_once_of_twice, written_in_place])
+def test_a_result_that_is_used(audited, run):
+    assert audited(lambda: regress(run)).findings == ()
+
+
+@pytest.mark.parametrize("run", [kept, torch.relu])
+def test_a_call_before_training_loads_a_kernel(audited, run):
+    session = audited(lambda: regress(run, before=4))
+    assert "GCS318" not in [each.code for each in session.findings]
