@@ -81,11 +81,13 @@ class _Model:
         reference: to it.
         trainer: the window of the first optimizer that has a parameter of it.
         layers: those of its layers that act differently in training mode.
+        has_hooks: whether a part of it had a forward hook when it was met.
     """
 
     reference: weakref.ref[nn.Module]
     trainer: weakref.ref[AccumulationWindow] | None
     layers: list[weakref.ref[nn.Module]]
+    has_hooks: bool
 
 
 @dataclass(slots=True)
@@ -227,7 +229,9 @@ class TrainModeInEvalDetector:
             found = next((each for each in windows if not each.ids.isdisjoint(mine)), None)
             layers = [] if found is None else list(map(weakref.ref, sensitive_layers(module)))
             trainer = None if found is None else weakref.ref(found)
-            known = self._models[id(module)] = _Model(weakref.ref(module), trainer, layers)
+            has_hooks = found is not None and _has_hooks(module)
+            known = _Model(weakref.ref(module), trainer, layers, has_hooks)
+            self._models[id(module)] = known
         return known
 
     def _meet(self, event: ForwardFinished) -> None:
@@ -269,7 +273,7 @@ class TrainModeInEvalDetector:
             passes = self._passes[line] = self._new(module, model, window, places)
             passes.recorded = node is not None
             # What a hook has kept may be used, and what is returned not.
-            passes.used = passes.recorded and _has_hooks(module)
+            passes.used = passes.recorded and model.has_hooks
         # A checkpoint, or a Function that recomputes: the backward that runs has a use for it.
         if passes.used or inside_backward():
             return
