@@ -496,7 +496,7 @@ class Tap:
         return hook
 
 
-def distilled(run):
+def distilled_by_features(run):
     """Train a student by the features of a teacher, which ``run`` lets both compute."""
     student, teacher = Staged(), Staged().requires_grad_(requires_grad=False)
     optimizer = torch.optim.SGD(student.parameters(), lr=0.01)
@@ -518,7 +518,7 @@ def features_that_hooks_kept_without_recording():
             teacher(x)
             student(x)
 
-    distilled(run)
+    distilled_by_features(run)
 
 
 @clean
@@ -528,7 +528,7 @@ def features_that_hooks_kept_with_their_graph():
             teacher(x)
         student(x)
 
-    distilled(run)
+    distilled_by_features(run)
 
 
 @clean
