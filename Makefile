@@ -21,7 +21,7 @@ DOCS_OUT ?= build/docs
 # Tests start hundreds of processes: with it, each would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo docs test test-all coverage coverage-plugin check bench compat compat-quick integrations install install-dev clean help
+.PHONY: demo docs test test-all test-slow coverage coverage-plugin check bench compat compat-quick integrations install install-dev clean help
 
 demo: $(VENV)/.installed
 	@$(BIN)/gradcheck-suite demo
@@ -32,9 +32,13 @@ test: $(VENV)/.installed-dev
 test-all: MARKS := -m "not sweep"
 test-all: test
 
+test-slow: MARKS := -m "slow and not sweep"
+test-slow: test
+
+# By the quick tests: the slow ones start hundreds of processes, and each would be measured.
 coverage: $(VENV)/.installed-dev
 	rm -f .coverage .coverage.*
-	$(MAKE) --no-print-directory test-all RUN="coverage run"
+	$(MAKE) --no-print-directory test RUN="coverage run"
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
