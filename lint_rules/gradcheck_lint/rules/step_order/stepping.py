@@ -34,6 +34,7 @@ from gradcheck_lint.rules.step_order.problem import (
     same,
 )
 from gradcheck_lint.rules.step_order.scaling import judge_scaled_step
+from gradcheck_lint.rules.step_order.taken_gradients import takes_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -386,6 +387,8 @@ def judge_zero(path: Path, index: int, unit: Unit) -> tuple[Problem | None, ...]
     if any(
         isinstance(other.event, ZeroGrad) and other.event is event for other in path[index + 1 :]
     ):
+        return (None,)
+    if takes_gradients(unit.function, unit.loop.body.events()):
         return (None,)
     others = (step.event, own[0].event)
     problem = Problem("GCS302", "window", event, item.owner, others, certain=False)

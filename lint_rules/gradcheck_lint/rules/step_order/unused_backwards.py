@@ -15,6 +15,7 @@ from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import boolean
 from gradcheck_lint.model.values import held_by, mentioned_by, sites, through_all
 from gradcheck_lint.rules.step_order.problem import covers
+from gradcheck_lint.rules.step_order.taken_gradients import takes_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,7 +54,9 @@ def unused_backwards(function: FunctionModel) -> Iterator[UnusedBackward]:
         for index, step in enumerate(events):
             if isinstance(step, Step) and _is_plain(step, loop) and not step.closure:
                 found = _unused(events, index, loop, function)
-                if found is not None and not may_act_unseen(function, STEPPING):
+                if found is None or takes_gradients(function, events):
+                    continue
+                if not may_act_unseen(function, STEPPING):
                     yield found
 
 
