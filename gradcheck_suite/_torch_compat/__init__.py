@@ -64,6 +64,7 @@ from gradcheck_suite._torch_compat.modules import (
     is_compiled,
     module_call_frames,
     optimizer_was_made,
+    parametrizations_are_cached,
     power_iterations,
     standing_in,
 )
@@ -171,6 +172,7 @@ __all__ = [
     "noting_operators",
     "number_of",
     "optimizer_was_made",
+    "parametrizations_are_cached",
     "power_iterations",
     "push_saved_tensors_hooks",
     "read_saved",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.utils.stateless
 from torch import nn
+from torch.nn.utils import parametrize
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -27,6 +28,7 @@ __all__ = [
     "is_compiled",
     "module_call_frames",
     "optimizer_was_made",
+    "parametrizations_are_cached",
     "power_iterations",
     "standing_in",
 ]
@@ -98,6 +100,14 @@ def is_compiled(module: torch.nn.Module) -> bool:
     """
     compiled = getattr(module, "_compiled_call_impl", None) is not None
     return compiled or "_orig_mod" in getattr(module, "_modules", ())
+
+
+def parametrizations_are_cached() -> bool:
+    """Return whether ``parametrize.cached()`` keeps what was computed (torch 2.6 to 2.15).
+
+    False where torch can't tell.
+    """
+    return bool(getattr(parametrize, "_cache_enabled", False))
 
 
 def power_iterations(module: torch.nn.Module) -> list[tuple[Tensor, Tensor, Tensor]]:

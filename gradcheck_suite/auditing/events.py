@@ -57,6 +57,8 @@ StateTaken                 after the outermost ``module.state_dict()``
 StateLoaded                after the outermost ``module.load_state_dict(...)`` that did not raise
 CopiedOntoItself           after ``copy_`` from the very memory that it writes
 Written                    after an in-place call outside ``optimizer.step()``
+ComputedWeightWritten      after one that sets all of a weight that torch computes from others,
+                           in the first 8 steps and in no call of a module
 IndexedAssigned            after a slice or element of a tensor that requires grad was assigned to
 WriteRefused               when torch refuses an in-place call (a leaf that requires grad)
 SavedTensorModified        at the use, inside backward, of a saved tensor whose version has moved
@@ -83,6 +85,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.amp import GradScaler
     from torch.autograd.graph import Node
+    from torch.multiprocessing.reductions import StorageWeakRef
     from torch.optim import Optimizer
 
     from gradcheck_suite._torch_compat import Following
@@ -96,6 +99,7 @@ __all__ = [
     "BackwardFailed",
     "BackwardFinished",
     "BackwardStarted",
+    "ComputedWeightWritten",
     "CopiedOntoItself",
     "Detector",
     "DropoutRanInEval",
@@ -565,6 +569,22 @@ class Written(NamedTuple):
     site: CallSite | None
 
 
+class ComputedWeightWritten(NamedTuple):
+    """An in-place function has set all of a weight that torch computes anew at each use.
+
+    Attributes:
+        memory: tells whether anything has what was written.
+        computed_by: what computes it, as ``weight_norm``.
+        operation: the in-place function.
+        site: where.
+    """
+
+    memory: StorageWeakRef
+    computed_by: str
+    operation: str
+    site: CallSite | None
+
+
 class IndexedAssigned(NamedTuple):
     """A slice or element of a tensor that requires grad was assigned to."""
 
@@ -663,6 +683,7 @@ Event: TypeAlias = (
     | StateLoaded
     | CopiedOntoItself
     | Written
+    | ComputedWeightWritten
     | IndexedAssigned
     | WriteRefused
     | SavedTensorModified

@@ -440,6 +440,26 @@ def test_writes_and_refusals(listen):
     assert "leaf Variable" in str(refused.error)
 
 
+def test_writes_that_set_all_of_a_computed_weight(listen, line_of):
+    def loop():
+        layer = nn.utils.parametrizations.weight_norm(nn.Linear(2, 3))
+        layer.weight.data.mul_(2)
+        layer.weight.data[0].zero_()
+        layer.weight.data.zero_()  # <- here
+        with nn.utils.parametrize.cached():
+            layer.weight.data.zero_()
+        held.extend(layer.weight for _ in range(100))  # more than are followed at a time
+        held[-1].detach().fill_(1)
+
+    held = []
+    first, second = listen(loop, events.ComputedWeightWritten)
+    assert (first.operation, first.computed_by) == ("zero_", "weight_norm")
+    assert location_of(first.site).line == line_of(loop)
+    assert first.memory.expired()
+    assert second.operation == "fill_"
+    assert not second.memory.expired()
+
+
 def test_steps_can_be_marked_by_the_program():
     session = gs.audit()
     listener = Listener([events.StepMarked])

@@ -16,6 +16,7 @@ from tests.auditing.loops import (  # noqa: F401 - they fill the bank
     by_hand,
     checkpoints,
     clipping,
+    computed_weights,
     copies,
     evaluations,
     everyday,
@@ -99,6 +100,10 @@ def test_the_bank_is_large_enough():
 
 
 WORDS = {
+    "computed_weight_filled": (
+        "warning",
+        "normal_() set a weight here, 2 times, which weight_norm computes from other parameters",
+    ),
     "features_dropped_in_place": ("warning", "writes into the input `x` of Sequential in memory"),
     "resumed_without_the_schedule": (
         "warning",

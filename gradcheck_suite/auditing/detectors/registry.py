@@ -6,6 +6,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindows
+from gradcheck_suite.auditing.detectors.connectivity.computed_weight_written import (
+    ComputedWeightWrittenDetector,
+)
 from gradcheck_suite.auditing.detectors.connectivity.constant_loss_term import (
     ConstantLossTermDetector,
 )
@@ -229,6 +232,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         RepeatedLayerDetector(),
         NothingLoadedDetector(),
         LoadedAndOverwrittenDetector(recorder, leaves),
+        ComputedWeightWrittenDetector(),
         GraphKeptDetector(recorder, carried),
         GraphWithoutBackwardDetector(recorder),
         HookPilesUpDetector(leaves),

@@ -11,6 +11,7 @@ from gradcheck_suite.auditing.instrumentation.backward import BackwardSource
 from gradcheck_suite.auditing.instrumentation.checkpoints import CheckpointSource
 from gradcheck_suite.auditing.instrumentation.child_processes import ChildProcessSource
 from gradcheck_suite.auditing.instrumentation.clipping import ClippingSource
+from gradcheck_suite.auditing.instrumentation.computed_weights import ComputedWeightSource
 from gradcheck_suite.auditing.instrumentation.exchanges import ExchangeSource
 from gradcheck_suite.auditing.instrumentation.functional_dropout import FunctionalDropoutSource
 from gradcheck_suite.auditing.instrumentation.grad_mode import GradModeSource
@@ -52,6 +53,7 @@ _SOURCES: Sequence[type[EventSource]] = (
     ForwardSource,
     ForwardHookSource,
     ConversionSource,
+    ComputedWeightSource,
     AutocastSource,
     FunctionalDropoutSource,
     CheckpointSource,

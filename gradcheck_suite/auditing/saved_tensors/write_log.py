@@ -66,6 +66,7 @@ class WriteLog:
     Attributes:
         on_repeat: called, in place of an event, where an indexed assignment that was told of runs
             again; set by whoever was told, or None.
+        on_write: called after each write that is noted, while somebody waits for one, or None.
         listening: whether writes are the program's own now, and not an optimizer's.
         last: returns what the last write wrote into, where that may run again unnoted.
         latest: the number of the last write that was noted; -1 for none.
@@ -87,6 +88,7 @@ class WriteLog:
         self._last_offset = -1
         self.listening = False
         self.on_repeat: Callable[[Tensor, CallSite | None], object] | None = None
+        self.on_write: Callable[[Tensor, str, CallSite | None], object] | None = None
         self._tells_of_indexed = False
         self._tells = self._tells_of_copies = False
 
@@ -100,7 +102,7 @@ class WriteLog:
         """Forget the writes of an audit that is over."""
         self._writes.clear()
         self.last = _nothing
-        self.on_repeat = None
+        self.on_repeat = self.on_write = None
 
     def runs_again(self, operation: str, caller: FrameType) -> bool:
         """Return whether the last write runs again, with nothing between: it tells nothing new.
@@ -183,6 +185,21 @@ class WriteLog:
                 self._bus.emit(IndexedAssigned(tensor, site))
         if self._tells:
             self._bus.emit(Written(tensor, name, sequence, site))
+        if self.on_write is not None:
+            self._tell_who_waits(self.on_write, tensor, name, site)
+
+    def _tell_who_waits(
+        self,
+        waiting: Callable[[Tensor, str, CallSite | None], object],
+        tensor: Tensor,
+        name: str,
+        site: CallSite | None,
+    ) -> None:
+        try:
+            waiting(tensor, name, site)
+        except Exception as error:  # noqa: BLE001 - the user's program goes on
+            self.on_write = None
+            self._bus.note_failure("writes into computed weights", error)
 
     def assigned_again(self, tensor: Tensor) -> None:
         """Tell of an indexed assignment that runs again, which writes nothing new."""

@@ -13,6 +13,7 @@ from multiprocessing.process import BaseProcess
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.optim import optimizer as optimizer_module
 
 import gradcheck_suite as gs
@@ -35,6 +36,8 @@ NAMES = [
     (torch.nn.Module, "state_dict"),
     (torch.nn.Module, "load_state_dict"),
     (torch.nn.Module, "register_forward_hook"),
+    (torch.nn.utils.parametrize.ParametrizationList, "forward"),
+    (prune.BasePruningMethod, "apply_mask"),
     (torch.optim.Optimizer, "load_state_dict"),
     (torch.optim.lr_scheduler.LRScheduler, "load_state_dict"),
     (torch.optim.lr_scheduler.SequentialLR, "load_state_dict"),
