@@ -198,6 +198,51 @@ def critic_of_two_backwards_steps_after_the_generators():
 
 
 @buggy("GCS309")
+def both_losses_accumulated_on_one_line():
+    networks = [nn.Linear(4, 1), nn.Linear(4, 4)]
+    critic, generator = networks
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.01) for each in networks]
+    for number, (x, _) in enumerate(data(16), 1):
+        for turn, optimizer in enumerate(optimizers):
+            fake = generator(x)
+            loss = critic(fake).mean().neg() if turn else critic(fake.detach() - x).mean()
+            (loss / 4).backward()  # <- here
+            if number % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+@clean
+def critic_frozen_while_the_generators_loss_is_accumulated():
+    networks = [nn.Linear(4, 1), nn.Linear(4, 4)]
+    critic, generator = networks
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.01) for each in networks]
+    for number, (x, _) in enumerate(data(16), 1):
+        for turn, optimizer in enumerate(optimizers):
+            critic.requires_grad_(turn == 0)
+            fake = generator(x)
+            loss = critic(fake).mean().neg() if turn else critic(fake.detach() - x).mean()
+            (loss / 4).backward()
+            if number % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+@clean
+def trunk_that_accumulates_for_longer_than_its_head():
+    trunk, head = nn.Linear(4, 8), nn.Linear(8, 1)
+    of_trunk = torch.optim.SGD(trunk.parameters(), lr=0.01)
+    of_head = torch.optim.SGD(head.parameters(), lr=0.01)
+    for number, (x, y) in enumerate(data(), 1):
+        nn.functional.mse_loss(head(trunk(x)), y).backward()
+        of_head.step()
+        of_head.zero_grad()
+        if number % 2 == 0:
+            of_trunk.step()
+            of_trunk.zero_grad()
+
+
+@buggy("GCS309")
 def gradients_harvested_by_reference():
     nets = {"critic": nn.Linear(6, 1), "actor": nn.Linear(4, 2)}
     optimizers = {name: torch.optim.Adam(each.parameters()) for name, each in nets.items()}

@@ -4,7 +4,8 @@ One backward fills the gradients of two optimizers, and the first of them steps:
 own. A backward on another line, which gives the first optimizer nothing new, then adds to what was
 left to the second, and the second steps on the sum. A trunk that sums the losses of several heads,
 each with an optimizer of its own, does this on purpose: there the later backward fills another
-head. So does one that accumulates for longer than others: there the backward is the same line.
+head. So does one that accumulates for longer than others: there the backward is the same line, and
+fills the same networks.
 
 Or nobody has stepped in between: an optimizer is cleared for a loss of its own, whose backward
 fills its gradients alone; another is cleared, and the backward of its loss comes to its parameters
@@ -196,7 +197,9 @@ class LeftoverGradientDetector:
         if other is None or not later or not all(fill.added for fill in later):
             return None
         last = later[-1]
-        if last.site == leftover.fill.site or self._others_filled(last, window, other):
+        # The same line is the same loss, unless it fills another set of networks.
+        is_same = last.site == leftover.fill.site and last.others == leftover.fill.others
+        if is_same or self._others_filled(last, window, other):
             return None
         optimizer = other.optimizer()
         left = leftover.fill.site
