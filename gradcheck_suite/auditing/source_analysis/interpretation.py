@@ -437,8 +437,21 @@ class Scope:
             return None if inner is None else not inner
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             return self._compared(node)
+        if isinstance(node, ast.Call) and name_of(node) == "isinstance":
+            return self._is_instance(node)
         thing = self._simple(node)
         return None if thing is NOTHING else bool(thing)
+
+    def _is_instance(self, node: ast.Call) -> bool | None:
+        """Return whether a module of the program is of a class, where both are known."""
+        if len(node.args) != len(("module", "class")):
+            return None
+        thing, kinds = (self.value(each) for each in node.args)
+        listed = [kinds] if kinds.items is None else list(kinds.items.values())
+        known = all(inspect.isclass(each.thing) for each in listed)
+        if not known or not isinstance(thing.thing, nn.Module):
+            return None
+        return any(issubclass(type(thing.thing), each.thing) for each in listed)
 
     def _compared(self, node: ast.Compare) -> bool | None:
         if isinstance(node.ops[0], (ast.Is, ast.IsNot)) and _is_none(node.comparators[0]):
@@ -667,6 +680,8 @@ class Scope:
         for number, row in enumerate(rows):
             self.bind(loop.target, row)
             self._alias(loop.target)
+            if len(node.generators) == 1 and any(self.truth(t) is False for t in loop.ifs):
+                continue
             key = self.value(node.key).thing
             made[key if type(key) in (str, int) else ("?", number)] = self.value(node.value)
         return container(made)
@@ -731,11 +746,10 @@ class Scope:
             made = self._module(node, callee, given, named)
             self._run_hooks(callee, given, self._recorded(made))
             return made
-        if owner is not None and isinstance(owner.thing, nn.Module) and name in _OF_PARAMETERS:
-            trained = _trained(owner.thing)
-            return Value(Kind.LIVE if trained else Kind.PLAIN, sources=trained)
-        if owner is not None and isinstance(owner.thing, nn.ModuleDict) and name in _OF_DICT:
-            return self._of_container(node, name, entries_of(owner.thing), given)
+        if owner is not None and isinstance(owner.thing, nn.Module):
+            held = self._held(node, name, owner.thing, given)
+            if held is not None:
+                return held
         function, receiver = callee, NOTHING
         if isinstance(function, (Bound, MethodType)):
             receiver = getattr(function, "receiver", getattr(function, "__self__", None))
@@ -760,6 +774,19 @@ class Scope:
         if result.kind is Kind.LIVE or inspect.isfunction(function):
             return result
         return replace(result, kind=Kind.UNKNOWN, cut=None)
+
+    def _held(
+        self, node: ast.Call, name: str, module: nn.Module, given: list[Value]
+    ) -> Value | None:
+        """Return what a method of torch's gives of what a module holds; None for other methods."""
+        if name in _OF_PARAMETERS:
+            trained = _trained(module)
+            return Value(Kind.LIVE if trained else Kind.PLAIN, sources=trained)
+        if name in _OF_MODULES:
+            return _parts_of_module(module, name)
+        if isinstance(module, nn.ModuleDict) and name in _OF_DICT:
+            return self._of_container(node, name, entries_of(module), given)
+        return None
 
     def _module(
         self, node: ast.Call, module: nn.Module, given: list[Value], named: dict[str, Value]
@@ -1026,6 +1053,23 @@ _WRAPPERS = frozenset(
 
 _OF_DICT = frozenset({"items", "keys", "values"})
 _OF_PARAMETERS = frozenset({"parameters", "named_parameters", "state_dict"})
+
+
+_OF_MODULES = frozenset({"modules", "named_modules", "children", "named_children"})
+_MOST_PARTS = 512
+"""Modules of one that a loop is followed through. A bound on cost; large models are of a few kinds
+of modules, but any one may be the one that counts, so that of more nothing is said."""
+
+
+def _parts_of_module(module: nn.Module, name: str) -> Value:
+    """Return what a loop over the modules within another gets: themselves, or with their names."""
+    listed = list(getattr(nn.Module, name)(module))
+    if len(listed) > _MOST_PARTS:
+        return Value(Kind.UNKNOWN)
+    if not name.startswith("named"):
+        return container([value_of_object(each, "module") for each in listed])
+    rows = [(Value(text=repr(k), thing=k), value_of_object(each, "module")) for k, each in listed]
+    return container([container(list(row)) for row in rows])
 
 
 def _trained(module: nn.Module) -> frozenset[int]:

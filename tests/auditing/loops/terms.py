@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributions import Categorical
 from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 
-from tests.auditing.loops.bank import buggy, clean, setup
+from tests.auditing.loops.bank import buggy, clean, data, mse, setup
 
 
 def batches(count=5):
@@ -542,3 +542,53 @@ def features_of_the_teacher_alone_are_kept_without_recording():
         out = student(x)
         matched = F.mse_loss(student.low(x), theirs.kept.pop("low"))
         update(optimizer, F.mse_loss(out, y) + matched)
+
+
+def normalized_net():
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+
+
+@buggy("GCS411")
+def penalty_of_the_data_of_some_layers():
+    model = normalized_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def scales():
+        return {k: m for k, m in model.named_modules() if isinstance(m, nn.BatchNorm1d)}
+
+    for x, y in data():
+        optimizer.zero_grad()
+        sparsity = 0
+        for layer in scales().values():
+            sparsity += layer.weight.data.abs().sum()  # <- here
+        (mse(model, x, y) + 0.1 * sparsity).backward()
+        optimizer.step()
+
+
+@clean
+def penalty_of_some_layers_and_the_number_of_others():
+    model = normalized_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x, y in data():
+        optimizer.zero_grad()
+        sparsity, others = 0, 0
+        for layer in model.modules():
+            if isinstance(layer, (nn.BatchNorm1d, nn.LayerNorm)):
+                sparsity += layer.weight.abs().sum()
+            elif isinstance(layer, nn.Linear):
+                others += layer.weight.data.numel()
+        (mse(model, x, y) + 0.1 * sparsity + others).backward()
+        optimizer.step()
+
+
+@clean
+def size_of_the_weights_is_shown_and_not_trained():
+    model = normalized_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x, y in data():
+        optimizer.zero_grad()
+        sizes = [m.weight.data.norm() for m in model.children() if isinstance(m, nn.Linear)]
+        loss = mse(model, x, y)
+        loss.backward()
+        optimizer.step()
+        assert sum(sizes) >= 0
