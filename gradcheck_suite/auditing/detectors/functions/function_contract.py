@@ -5,6 +5,7 @@ The first graphs are searched for them; their backward is then watched from both
 
 from __future__ import annotations
 
+import dis
 import inspect
 import re
 from dataclasses import dataclass
@@ -14,12 +15,14 @@ import torch
 
 from gradcheck_suite import catalogue
 from gradcheck_suite._runtime.frames import definition_line
+from gradcheck_suite._runtime.memory import is_readable
 from gradcheck_suite._torch_compat import (
     custom_function_class,
     version_of,
 )
 from gradcheck_suite.auditing.call_sites import kind_of_file, location_of
 from gradcheck_suite.auditing.detectors.base import related
+from gradcheck_suite.auditing.detectors.gradients import is_nonzero
 from gradcheck_suite.auditing.detectors.reachable_parameters import reachable_graph
 from gradcheck_suite.auditing.events import (
     Attention,
@@ -28,7 +31,7 @@ from gradcheck_suite.auditing.events import (
 )
 from gradcheck_suite.auditing.saved_tensors.checksums import Fingerprint, fingerprint, same_content
 from gradcheck_suite.auditing.user_modes import ops_are_recorded, without_user_modes
-from gradcheck_suite.findings import Finding, Location, Related
+from gradcheck_suite.findings import Finding, Location, Related, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -101,7 +104,7 @@ def _content_of(gradient: Tensor) -> Fingerprint | None:
 
 
 class FunctionContractDetector:
-    """Reports GCS205, GCS502 and GCS506."""
+    """Reports GCS205, GCS502, GCS506 and GCS610."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -186,7 +189,11 @@ class FunctionContractDetector:
         ]
 
     def _after(self, function: type, versions: list[_Given]) -> Callable[..., None]:
-        def after(_made: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> None:
+        ignores = not _reads_gradients(function)
+
+        def after(made: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> None:
+            if ignores:
+                self._note_ignored(function, made, given)
             for known, gradient in zip(versions, given, strict=False):
                 if gradient is None or version_of(gradient) == known.version:
                     continue
@@ -214,6 +221,27 @@ class FunctionContractDetector:
             evidence={"function": function.__name__},
         )
 
+    def _note_ignored(
+        self, function: type, made: Sequence[Tensor | None], given: Sequence[Tensor | None]
+    ) -> None:
+        """Report a backward that has returned a gradient without a look at what it was given."""
+        key = ("ignored", function)
+        # Of a loss that is differentiated as it stands, the incoming gradient is 1.
+        is_plain = all(each is None or without_user_modes(_is_one, each) for each in given)
+        if key in self._found or is_plain or not any(is_nonzero(each) for each in made):
+            return
+        self._found[key] = Finding.of(
+            catalogue.NONLINEAR_BACKWARD,
+            f"backward of {function.__name__} never reads the gradient that it is given, which was "
+            "not 1, and returned another than zero: what comes after it in the model, and a weight "
+            "of the loss, do not count below it",
+            detector="audit",
+            severity=Severity.WARNING,
+            location=line_in(function, "backward", r"\breturn\b"),
+            hint="multiply what is returned by the incoming gradient",
+            evidence={"function": function.__name__},
+        )
+
     def _note_legacy(self, event: LegacyFunctionCalled) -> None:
         name = event.function.__name__
         called = location_of(event.site)
@@ -231,6 +259,26 @@ class FunctionContractDetector:
             ),
             evidence={"function": name, "refused": True},
         )
+
+
+def _reads_gradients(function: type) -> bool:
+    """Return whether the code of backward reads a gradient that it is given, or may."""
+    code = _code_of(function, "backward")
+    if code is None or "locals" in code.co_names:
+        return True
+    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+    given = set(code.co_varnames[1:count])
+    return any(
+        not given.isdisjoint(each.argval if isinstance(each.argval, tuple) else (each.argval,))
+        for each in dis.get_instructions(code)
+        if each.opname.startswith("LOAD_")
+    )
+
+
+def _is_one(gradient: Tensor) -> bool:
+    if not is_readable(gradient) or ops_are_recorded():
+        return True  # for all that is known
+    return bool((gradient == 1).all())
 
 
 def is_the_users(function: type) -> bool:

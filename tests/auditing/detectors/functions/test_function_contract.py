@@ -165,3 +165,79 @@ def test_an_old_function_is_told_with_its_forward(audited, only, line_of):
     assert finding.location.line == line_of(OldStyle)
     assert finding.hint.endswith("call OldStyle.apply(...)")
     assert [place.message for place in finding.related] == ["called here"]
+
+
+class ReturnsItsSlopeAlone(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.save_for_backward(x)
+        return x.exp() * factor
+
+    @staticmethod
+    def backward(ctx, grad_output):  # noqa: ARG004 - that is the mistake
+        (x,) = ctx.saved_tensors
+        return x.exp(), None  # <- here
+
+
+class ReturnsItsSlopeOfAny(ReturnsItsSlopeAlone):
+    @staticmethod
+    def backward(ctx, *_gradients):
+        return torch.ones_like(ctx.saved_tensors[0]), None
+
+
+class StopsTheGradient(ReturnsItsSlopeAlone):
+    @staticmethod
+    def backward(ctx, grad_output):  # noqa: ARG004 - zeros are linear
+        return torch.zeros_like(ctx.saved_tensors[0]), None
+
+
+class HandsItToAnother(ReturnsItsSlopeAlone):
+    @staticmethod
+    def backward(ctx, grad_output):
+        (x,) = ctx.saved_tensors
+
+        def scaled(by):
+            return by * grad_output
+
+        return scaled(x.exp()), None
+
+
+class LossWithAGradientOfItsOwn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.square().sum()
+
+    @staticmethod
+    def backward(ctx, grad_output):  # noqa: ARG004 - that is the mistake
+        return 2 * ctx.saved_tensors[0]
+
+
+def test_a_backward_that_never_reads_what_it_is_given_is_told(audited, only, line_of):
+    finding = only(audited(train(ReturnsItsSlopeAlone, 2.0)), "GCS610")
+    assert finding.location.line == line_of(ReturnsItsSlopeAlone)
+    assert finding.severity.value == "warning"
+    assert "never reads the gradient that it is given, which was not 1" in finding.message
+
+
+def test_so_is_one_that_takes_any_number_of_them(audited, only):
+    only(audited(train(ReturnsItsSlopeOfAny, 2.0)), "GCS610")
+
+
+@pytest.mark.parametrize("function", [StopsTheGradient, HandsItToAnother])
+def test_a_backward_that_reads_it_somehow_or_gives_zeros_is_not(audited, function):
+    assert "GCS610" not in {each.code for each in audited(train(function, 2.0)).findings}
+
+
+@pytest.mark.parametrize(("weight", "codes"), [(1.0, set()), (0.5, {"GCS610"})])
+def test_a_loss_that_is_differentiated_as_it_stands_may_ignore_it(audited, weight, codes):
+    def loop():
+        net = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = LossWithAGradientOfItsOwn.apply(net(torch.randn(3, 4)))
+            (loss if weight == 1.0 else loss * weight).backward()
+            optimizer.step()
+
+    assert {each.code for each in audited(loop).findings} & {"GCS610"} == codes
