@@ -24,23 +24,26 @@ if TYPE_CHECKING:
 __all__ = ["come_round", "may_be_whole"]
 
 
-def come_round(arms: Iterable[tuple[int, int]], loop: Loop) -> bool:
-    """Tell whether all of these branches in a loop are taken every so many iterations."""
+def come_round(arms: Iterable[tuple[int, int]], block: Block, around: cst.CSTNode) -> bool:
+    """Tell whether all of these branches in a block are taken every so many times.
+
+    ``around`` is the loop or function whose block it is.
+    """
     arms = tuple(arms)
-    tests = _tests_in(loop.body) if arms else {}
+    tests = _tests_in(block) if arms else {}
     return all(
-        arm == 0 and (test := tests.get(branch)) is not None and _comes_round(_meant(test, loop))
+        arm == 0 and (test := tests.get(branch)) is not None and _comes_round(_meant(test, around))
         for branch, arm in arms
     )
 
 
-def _meant(test: cst.BaseExpression, loop: Loop) -> cst.BaseExpression:
-    """Return what a test stands for that is the name of something the loop works out once."""
+def _meant(test: cst.BaseExpression, around: cst.CSTNode) -> cst.BaseExpression:
+    """Return what a test stands for that is the name of something that is worked out once."""
     if type(test) is not cst.Name:
         return test
     given = [
         value
-        for target, value in map(assigned_once, walk(loop.node))
+        for target, value in map(assigned_once, walk(around))
         if target is not None and value is not None and dotted_name(target) == test.value
     ]
     return given[0] if len(given) == 1 else test

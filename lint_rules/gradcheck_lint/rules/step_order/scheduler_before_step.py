@@ -66,7 +66,7 @@ def _per_micro_batch(function: FunctionModel, loop: Loop) -> Iterator[Violation]
         if not all(
             step.arms[:outside] == event.arms
             and len(step.arms) > outside
-            and come_round(step.arms[outside:], loop)
+            and come_round(step.arms[outside:], loop.body, loop.node)
             for step in steps
         ):
             continue

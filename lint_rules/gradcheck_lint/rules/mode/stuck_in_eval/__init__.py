@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gradcheck_lint.analyses.dispatched_calls import as_given, dispatched
 from gradcheck_lint.analyses.hidden_effects import TRAINING, may_act_unseen
 from gradcheck_lint.analyses.intervals import come_round
 from gradcheck_lint.model.flow import (
@@ -23,7 +24,7 @@ from gradcheck_lint.model.flow import (
 from gradcheck_lint.model.module import FunctionModel
 from gradcheck_lint.model.nearness import BACKWARD
 from gradcheck_lint.model.paths import bound_parameters, in_caller
-from gradcheck_lint.model.values import sites, through_all
+from gradcheck_lint.model.values import NOTHING, sites, through_all
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.mode.stuck_in_eval.overwritten_settings import overwritten_settings
 from gradcheck_suite import catalogue
@@ -59,13 +60,7 @@ class StuckInEval(Rule):
             steps = [index for index, item in enumerate(events) if isinstance(item.event, Step)]
             if not steps or any(known.training is not False for known in switches):
                 continue
-            trained = frozenset[Hashable]().union(
-                *(
-                    item.in_loop(through_all(item.event.values))
-                    for item in events
-                    if isinstance(item.event, Backward)
-                )
-            )
+            trained = _trained(events)
             # Who trains in evaluation mode from the start of each iteration on means to.
             is_meant = any(isinstance(item.event, ModeSwitch) for item in events[: steps[0]])
             for index, item in enumerate(events):
@@ -89,6 +84,21 @@ class StuckInEval(Rule):
                         ((loop.node, "the loop that goes on training"),),
                     )
                     break
+
+
+def _trained(events: Sequence[_Happening]) -> frozenset[Hashable]:
+    """Return the models of the loop's function that are differentiated, run by a method or not."""
+    found: set[Hashable] = set()
+    through: set[int] = set()
+    for item in events:
+        if isinstance(item.event, Backward):
+            reached = through_all(item.event.values)
+            through |= reached
+            found |= item.in_loop(reached)
+    for item in events:
+        if isinstance(item.event, Forward) and sites(item.event.values) & through:
+            found |= item.in_loop(sites(item.event.values))
+    return frozenset(found)
 
 
 def _undone(function: FunctionModel) -> Iterator[Violation]:
@@ -178,14 +188,15 @@ def _undoes(switches: Sequence[_Happening], backward: _Happening) -> bool:
 class _Happening:
     """An event in a loop or in a function of the file that the loop calls.
 
-    ``calls`` lead there, outermost first. ``binding`` says which objects of the loop's function the
-    parameters stand for.
+    ``calls`` lead there, outermost first, and ``owners`` are what they call. ``binding`` says which
+    objects of the loop's function the parameters stand for.
     """
 
     event: Event
     owner: FunctionModel
     calls: tuple[Call, ...]
     binding: Mapping[int, frozenset[int]]
+    owners: tuple[FunctionModel, ...] = ()
 
     @property
     def leading(self) -> Event:
@@ -206,10 +217,13 @@ class _Happening:
 
     def keeps_happening(self, loop: Loop) -> bool:
         """Tell whether only branches taken every so often lie between the loop and the event."""
-        way = (*self.calls, self.event)
-        if way[0].arms[: len(loop.arms)] != loop.arms or any(known.arms for known in way[1:]):
+        if self.leading.arms[: len(loop.arms)] != loop.arms:
             return False
-        return come_round(way[0].arms[len(loop.arms) :], loop)
+        own = self.leading.arms[len(loop.arms) :]
+        return come_round(own, loop.body, loop.node) and all(
+            come_round(event.arms, owner.block, owner.scope.node)
+            for event, owner in zip((*self.calls, self.event)[1:], self.owners, strict=True)
+        )
 
 
 def _followed_all(block: Block, function: FunctionModel) -> Iterator[_Happening]:
@@ -219,27 +233,37 @@ def _followed_all(block: Block, function: FunctionModel) -> Iterator[_Happening]
 
 
 def _followed(item: _Happening) -> Iterator[_Happening]:
-    yield item
     event = item.event
-    if not isinstance(event, Call) or event.function is None or event.referenced:
+    methods = [] if not isinstance(event, Call) else dispatched(event, item.owner, item.calls)
+    if not methods:
+        yield item
+    if not isinstance(event, Call) or event.referenced or len(item.calls) >= _MOST_CALLS:
         return
-    if len(item.calls) >= _MOST_CALLS or any(
-        call.function is event.function for call in item.calls
-    ):
-        return
-    called = item.owner.module.function(event.function)
-    # A decorator that is not known may put the mode back.
-    if called is item.owner or called.mode is GradMode.UNKNOWN:
-        return
-    binding = {
-        **item.binding,
-        **{
-            site: item.sites_in_loop(found)
-            for site, found in bound_parameters(event, called).items()
-        },
-    }
-    for inner in called.events():
-        yield from _followed(_Happening(inner, called, (*item.calls, event), binding))
+    own = [] if event.function is None else [event.function]
+    for scope in methods or own:
+        if any(owner.scope is scope for owner in item.owners):
+            continue
+        called = item.owner.module.function(scope)
+        # A decorator that is not known may put the mode back.
+        if called is item.owner or called.mode is GradMode.UNKNOWN:
+            continue
+        binding = {**item.binding, **_bound(event, called, item)}
+        calls, owners = (*item.calls, event), (*item.owners, called)
+        for inner in called.events():
+            yield from _followed(_Happening(inner, called, calls, binding, owners))
+
+
+def _bound(call: Call, called: FunctionModel, item: _Happening) -> dict[int, frozenset[int]]:
+    """Return what the parameters of a called function, ``self`` as well, are to the loop."""
+    given = bound_parameters(call, called)
+    if call.function is None:
+        given = as_given(call, called, item.owner)
+    found = {site: item.sites_in_loop(each) for site, each in given.items()}
+    first = called.scope.first_parameter
+    if call.on and called.scope.owner is not None and first and not call.is_constructor:
+        own = sites(called.bindings.get(first, NOTHING))
+        found.update(dict.fromkeys(own, item.sites_in_loop(call.on)))
+    return found
 
 
 _MOST_CALLS = 4

@@ -310,7 +310,7 @@ def _repeats_within(loop: Loop, step: Event, effects: _Effects) -> bool:
         return False
     shared = {arm for backward, _ in effects.backwards for arm in backward.arms}
     own = [(branch, arm) for branch, arm in step.arms if (branch, arm) not in shared]
-    return bool(own) and come_round(own, loop)
+    return bool(own) and come_round(own, loop.body, loop.node)
 
 
 def _zeroes_anywhere(function: FunctionModel) -> bool:
