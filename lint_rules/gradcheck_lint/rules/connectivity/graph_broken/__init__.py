@@ -22,6 +22,7 @@ from gradcheck_lint.rules.connectivity.graph_broken.hard_predictions import (
     hard_predictions,
     is_hard,
 )
+from gradcheck_lint.rules.connectivity.graph_broken.new_leaves import new_leaves
 from gradcheck_lint.rules.connectivity.graph_broken.self_comparisons import self_comparisons
 from gradcheck_lint.rules.connectivity.graph_broken.straight_through import codebook_losses
 from gradcheck_lint.rules.connectivity.graph_broken.terms import is_gradient, is_item, lost_terms
@@ -109,6 +110,14 @@ class GraphBroken(Rule):
                 "anything through time",
                 Severity.WARNING,
                 "detach the state between windows, each with a backward() of its own",
+            )
+        for leaf in new_leaves(function):
+            yield Violation(
+                leaf,
+                f"`{source_of(module, leaf)}` makes a new leaf of what the layers computed: a loss "
+                "of it has a graph and backward() raises nothing, but no layer gets a gradient",
+                Severity.WARNING,
+                "leave out the detach() and the requires_grad_(): what layers compute has a graph",
             )
         for draw in drawn_values(function):
             yield Violation(
