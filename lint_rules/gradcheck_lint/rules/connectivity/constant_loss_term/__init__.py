@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
 from gradcheck_lint.analyses.source_text import source_of
-from gradcheck_lint.model.flow import Backward
+from gradcheck_lint.model.flow import Backward, GradMode
 from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import through_all
@@ -22,8 +23,10 @@ from gradcheck_lint.rules.connectivity.graph_broken.detached_objectives import (
 from gradcheck_lint.rules.connectivity.graph_broken.hard_predictions import is_hard
 from gradcheck_lint.rules.connectivity.graph_broken.terms import (
     LostTerm,
+    is_cut_parameter,
     is_detach,
     lost_terms,
+    terms_without_graph,
 )
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -42,6 +45,7 @@ class ConstantLossTerm(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every such term that is added to a loss which has a graph."""
         yield from _of_cut_inputs(function)
+        yield from _of_cut_parameters(function)
         if Part.BACKWARD not in function.scope.parts:
             return
         yield from _of_gradients(function)
@@ -68,6 +72,32 @@ class ConstantLossTerm(Rule):
                     "compute the term of what is trained on one side, and of targets on the other",
                     ((event.node, "the loss is differentiated here"),),
                 )
+
+
+def _of_cut_parameters(function: FunctionModel) -> Iterator[Violation]:
+    """Yield the penalties of ``weight.data`` in what a function returns beside a loss."""
+    module, words = function.module, function.scope.words
+    if "data" not in words or not _MEASURING.isdisjoint(words):
+        return
+    if function.mode is GradMode.DISABLED or not module.mentions(b".backward("):
+        return
+    for node in function.scope.nodes_of(cst.Return):
+        if node.value is None or _LOSS.search(module.text(node.value)) is None:
+            continue
+        for term in terms_without_graph(function, node.value, node):
+            if term.is_added and is_cut_parameter(term.cut, function):
+                yield Violation(
+                    term.cut,
+                    f"`{source_of(module, term.cut)}` takes the graph of the parameter away: the "
+                    "penalty that is made of it shows in the loss, and nothing learns from it",
+                    Severity.WARNING,
+                    "compute the penalty of the parameter itself, without `.data`",
+                    ((node, "added to the loss and returned here"),),
+                )
+
+
+_LOSS: Final = re.compile(r"(?i)criteri|loss|entropy|nll|mse|objective")
+_MEASURING: Final = frozenset({"backward", "item", "no_grad", "inference_mode", "eval"})
 
 
 def _of_cut_inputs(function: FunctionModel) -> Iterator[Violation]:
@@ -121,5 +151,6 @@ def _made_at(lost: LostTerm, function: FunctionModel) -> cst.CSTNode | None:
     place = sources[0] if sources is not None and len(sources) == 1 else term
     if id(cut) in function.module.unrecorded:
         return place
-    is_here = is_detach(cut) and any(node is cut for node in function.scope.nodes)
+    is_plain = is_detach(cut) or is_cut_parameter(cut, function)
+    is_here = is_plain and any(node is cut for node in function.scope.nodes)
     return place if is_here and place is not cut else None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import libcst as cst
 
@@ -11,9 +12,11 @@ from gradcheck_lint.model.syntax import (
     ASSIGNING,
     assigned_once,
     boolean,
+    bound_names,
     dotted_name,
     is_literal,
     keyword,
+    last_word,
     positional,
 )
 from gradcheck_lint.model.values import NOTHING, Kind, Origin, Values, all_are, cut_of
@@ -51,11 +54,19 @@ def lost_terms(function: FunctionModel, backward: Backward) -> Iterator[LostTerm
     receiver = node.func.value if type(node.func) is cst.Attribute else None
     given = positional(node)
     start = given[0] if backward.by_engine and given else receiver
+    if start is not None:
+        yield from terms_without_graph(function, start, node)
+
+
+def terms_without_graph(
+    function: FunctionModel, start: cst.BaseExpression, at: cst.CSTNode
+) -> Iterator[LostTerm]:
+    """Yield each constant term of the sum that is at ``start``, as it stands ``at`` some place."""
     # A term, and whether it is added to the loss as it is.
-    waiting: list[tuple[cst.BaseExpression, bool]] = [] if start is None else [(start, True)]
+    waiting: list[tuple[cst.BaseExpression, bool]] = [(start, True)]
     seen: set[str] = set()
     assigned = _assigned(function)
-    here = _place_of(node, function)
+    here = _place_of(at, function)
     while waiting:
         term, is_added = waiting.pop()
         name = dotted_name(term)
@@ -202,7 +213,9 @@ def _cut_within(term: cst.BaseExpression, function: FunctionModel) -> cst.CSTNod
     while waiting:
         node = waiting.pop()
         name = dotted_name(node)
-        if name is not None:
+        if is_cut_parameter(node, function):
+            cut = node
+        elif name is not None:
             values = function.bindings.get(name, NOTHING)
             if not all_are(values, Kind.PLAIN, Kind.NUMBER):
                 return None
@@ -217,14 +230,16 @@ def _cut_within(term: cst.BaseExpression, function: FunctionModel) -> cst.CSTNod
             waiting += [node.left, node.right]
         elif type(node) is cst.UnaryOperation:
             waiting.append(node.expression)
+        elif type(node) in {cst.GeneratorExp, cst.ListComp}:
+            waiting.append(node.elt)  # type: ignore[attr-defined]
         elif not is_literal(node) and boolean(node) is None:
             return None
     return cut
 
 
 def _is_computation(node: cst.Call, function: FunctionModel) -> bool:
-    """Return whether a function of torch is called, or a method that a tensor has."""
-    if _is_method(node, function):
+    """Return whether a function of torch is called, a method that a tensor has, or ``sum``."""
+    if _is_method(node, function) or dotted_name(node.func) == "sum":
         return True
     name = function.module.scopes.resolve_import(dotted_name(node.func) or "") or ""
     return name.startswith("torch.")
@@ -245,6 +260,21 @@ def is_detach(node: cst.CSTNode) -> bool:
         and type(node.func) is cst.Attribute
         and node.func.attr.value == "detach"
     )
+
+
+def is_cut_parameter(node: cst.CSTNode, function: FunctionModel) -> bool:
+    """Tell whether this is ``layer.weight.data``, or ``p.data`` of one of ``parameters()``."""
+    if type(node) is not cst.Attribute or node.attr.value != "data":
+        return False
+    name = dotted_name(node.value)
+    loops = (*function.scope.nodes_of(cst.For), *function.scope.nodes_of(cst.CompFor))
+    return last_word(name) in {"weight", "bias"} or any(
+        name in set(bound_names(loop.target)) and _GIVING.search(function.module.text(loop.iter))
+        for loop in loops
+    )
+
+
+_GIVING: Final = re.compile(r"\bparameters\(|\bnamed_parameters\(|params\b")
 
 
 def _made_number(name: str | None, function: FunctionModel) -> cst.CSTNode | None:
