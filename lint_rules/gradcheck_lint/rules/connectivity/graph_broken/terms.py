@@ -267,7 +267,8 @@ def is_cut_parameter(node: cst.CSTNode, function: FunctionModel) -> bool:
     if type(node) is not cst.Attribute or node.attr.value != "data":
         return False
     name = dotted_name(node.value)
-    loops = (*function.scope.nodes_of(cst.For), *function.scope.nodes_of(cst.CompFor))
+    scope = function.scope
+    loops: list[cst.For | cst.CompFor] = [*scope.nodes_of(cst.For), *scope.nodes_of(cst.CompFor)]
     return last_word(name) in {"weight", "bias"} or any(
         name in set(bound_names(loop.target)) and _GIVING.search(function.module.text(loop.iter))
         for loop in loops
