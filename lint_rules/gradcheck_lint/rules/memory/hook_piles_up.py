@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
@@ -35,6 +36,8 @@ _REGISTERS: Final = frozenset(
         "register_backward_hook",
     }
 )
+_CLEARED: Final = re.compile(rb"_(?:for|back)ward\w*_hooks(?:\.clear|\.pop|\s*=[^=])")
+"""What torch itself keeps the hooks of a module in."""
 
 
 class HookPilesUp(Rule):
@@ -89,7 +92,7 @@ def _asks_for_first(test: cst.BaseExpression) -> bool:
 def _is_removed(event: Call, function: FunctionModel, parents: dict[int, cst.CSTNode]) -> bool:
     """Return whether the handle is kept, and something that is used calls ``remove()``."""
     module = function.module
-    if module.mentions(b"_hooks.clear", b"_hooks = ", b"_hooks.pop"):
+    if module.matches(_CLEARED):
         return True
     if type(parents.get(id(event.node))) is cst.Expr:
         return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
@@ -20,6 +20,7 @@ from gradcheck_lint.model.syntax import (
     bound_names,
     dotted_name,
     is_none,
+    last_word,
     positional,
     walk,
 )
@@ -30,9 +31,9 @@ from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
-    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.module import FunctionModel, ModuleModel
     from gradcheck_lint.model.scopes import FunctionScope
 
 
@@ -163,11 +164,12 @@ def _refused(function: FunctionModel, known: AutogradFunction) -> Iterator[Viola
             if dotted_name(node.func) not in names:
                 continue
             handed = positional(node)
+            beside = {dotted_name(each) for i, each in enumerate(handed) if i not in refused}
             for place in refused:
                 if len(handed) != len(node.args) or len(handed) <= place:
                     continue
                 attribute = handed[place]
-                if _is_parameter_used_once(attribute, scope, function):
+                if _is_parameter_used_once(attribute, beside, scope, function):
                     yield Violation(
                         ways[0][place],
                         f"backward returns None for input {place} of forward, and "
@@ -181,9 +183,15 @@ def _refused(function: FunctionModel, known: AutogradFunction) -> Iterator[Viola
 
 
 def _is_parameter_used_once(
-    node: cst.BaseExpression, scope: FunctionScope, function: FunctionModel
+    node: cst.BaseExpression,
+    beside: Collection[str | None],
+    scope: FunctionScope,
+    function: FunctionModel,
 ) -> bool:
-    """Tell whether this is a parameter on ``self`` that no other line of the class reads."""
+    """Tell whether this is a parameter on ``self`` that nothing else is computed of.
+
+    ``beside`` are the arguments next to it that get a gradient.
+    """
     path, owner = dotted_name(node) or "", scope.owner
     first, dot, attribute = path.partition(".")
     if owner is None or not dot or "." in attribute or first != scope.first_parameter:
@@ -192,14 +200,30 @@ def _is_parameter_used_once(
     if not module.scopes.derives_from(owner, "torch.nn."):
         return False
     if not all_are(module.class_attribute(owner.name, attribute), Kind.LEAF):
-        return False
+        # Of a layer of torch: who quantizes weights may never train them, nor the bias then.
+        is_layer = any(module.scopes.derives_from(owner, name) for name in _LAYERS)
+        if attribute != "bias" or f"{first}.weight" not in beside or not is_layer:
+            return False
+        if module.may_freeze:
+            return False
     named = [other for other in module.nodes_of(cst.Attribute) if other.attr.value == attribute]
-    made = [
-        other.target
-        for other in walk(module.tree)
-        if isinstance(other, (cst.AssignTarget, cst.AnnAssign))
-    ]
-    return all(other is node or any(other is target for target in made) for other in named)
+    quiet = {id(node), *map(id, _assigned_or_compared(module, attribute))}
+    return all(id(other) in quiet for other in named)
+
+
+_LAYERS: Final = ("torch.nn.Linear", "torch.nn.Conv1d", "torch.nn.Conv2d", "torch.nn.Conv3d")
+
+
+def _assigned_or_compared(module: ModuleModel, attribute: str) -> Iterator[cst.CSTNode]:
+    """Yield where an attribute is set, handed on to one of its name, or compared with None."""
+    for node in walk(module.tree):
+        if isinstance(node, (cst.AssignTarget, cst.AnnAssign)):
+            yield node.target
+        elif type(node) is cst.Comparison and is_none(node.comparisons[0].comparator):
+            yield node.left
+        for target, value in assigned_pairs(node):
+            if last_word(dotted_name(target)) == attribute:
+                yield value
 
 
 def _names_of_apply(known: AutogradFunction) -> frozenset[str | None]:
