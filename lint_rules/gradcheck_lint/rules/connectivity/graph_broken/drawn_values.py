@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from gradcheck_lint.model.flow import GradMode
+from gradcheck_lint.model.flow import Forward, GradMode
 from gradcheck_lint.model.grad_mode import unrecorded_by_with
 from gradcheck_lint.model.syntax import (
     assigned_once,
@@ -18,6 +18,7 @@ from gradcheck_lint.model.syntax import (
     positional,
     walk,
 )
+from gradcheck_lint.model.values import NOTHING, through_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,12 +36,15 @@ def drawn_values(function: FunctionModel) -> Iterator[cst.Call]:
     is trained by a divergence from a prior, the latent value is to have one.
     """
     module, scope = function.module, function.scope
-    if not module.mentions(b"torch.normal", b".sample()") or "log_prob" in scope.words:
+    if not module.mentions(b"torch.normal", b".sample(") or "log_prob" in scope.words:
         return
     owner = scope.owner
     if owner is None or not module.scopes.derives_from(owner, "torch.nn.Module"):
         return
-    if not module.matches(_DIVERGENCE) or function.mode is GradMode.DISABLED:
+    if function.mode is GradMode.DISABLED:
+        return
+    if not module.matches(_DIVERGENCE):
+        yield from _only_ways(function)
         return
     unrecorded = unrecorded_by_with(scope.nodes, module.scopes)
     distributions = _distributions(function)
@@ -58,6 +62,91 @@ def drawn_values(function: FunctionModel) -> Iterator[cst.Call]:
             yield node
 
 
+def _only_ways(function: FunctionModel) -> Iterator[cst.Call]:
+    """Yield draws in a ``forward`` by which alone what layers computed goes on to a loss.
+
+    The mean and the deviation are for nothing else, here and in who hands them over, and the file
+    has no log-probability by which a layer learns without a gradient through the draw.
+    """
+    module, scope = function.module, function.scope
+    if scope.name.rpartition(".")[2] != "forward" or "training" in scope.words:
+        return
+    if not module.mentions(b".backward(") or module.mentions(b"log_prob", b"logprob"):
+        return
+    unrecorded = unrecorded_by_with(scope.nodes, module.scopes)
+    made = {
+        name: value
+        for target, value in map(assigned_once, scope.nodes)
+        if value is not None and (name := dotted_name(target)) is not None
+    }
+    for node in scope.nodes_of(cst.Call):
+        if id(node) in unrecorded or type(node.func) is not cst.Attribute:
+            continue
+        if node.func.attr.value != "sample":
+            continue
+        drawn = node.func.value
+        name = dotted_name(drawn)
+        if name is not None and name in made and _uses(name, function) == 1:
+            drawn = made[name]
+        if _is_distribution(drawn, function):
+            assert type(drawn) is cst.Call
+            given = [dotted_name(each.value) for each in drawn.args]
+            if all(each is not None and _is_for_it_alone(each, function) for each in given):
+                yield node
+
+
+def _is_for_it_alone(name: str, function: FunctionModel) -> bool:
+    """Return whether layers compute what has this name, and it is used once, here and before."""
+    if _uses(name, function) != 1:
+        return False
+    place, owner = _place(name, function), function.scope.owner
+    if place is None or owner is None:
+        return bool(through_all(function.bindings.get(name, NOTHING)))
+    calls = [
+        (caller, event)
+        for caller in list(function.module.functions())
+        for event in caller.events()
+        if isinstance(event, Forward) and any(owner.name == each.name for each in event.values)
+    ]
+    return bool(calls) and all(
+        place < len(event.passed)
+        and bool(through_all(event.passed[place]))
+        and _uses(_given_name(event, place), caller) <= 1
+        for caller, event in calls
+    )
+
+
+def _place(name: str, function: FunctionModel) -> int | None:
+    """Return which argument of a ``forward`` has this name, without ``self``."""
+    node = function.scope.node
+    assert type(node) is cst.FunctionDef
+    names = [each.name.value for each in node.params.params]
+    return names.index(name) - 1 if name in names else None
+
+
+def _given_name(event: Forward, place: int) -> str:
+    given = positional(event.node) if type(event.node) is cst.Call else []
+    return (dotted_name(given[place]) if place < len(given) else None) or ""
+
+
+def _uses(name: str, function: FunctionModel) -> int:
+    """Return how often a name is read, but for its shape and the like."""
+    nodes = function.scope.nodes
+    targets = (target for target, _ in map(assigned_once, nodes) if target is not None)
+    quiet = {id(each) for target in targets for each in walk(target)}
+    for node in nodes:
+        if type(node) is cst.Attribute:
+            quiet.add(id(node.attr))
+            if node.attr.value in _OF_SHAPE:
+                quiet.add(id(node.value))
+        elif type(node) in {cst.Param, cst.Arg}:
+            quiet.add(id(node.name if type(node) is cst.Param else node.keyword))  # type: ignore[attr-defined]
+    return sum(
+        type(node) is cst.Name and node.value == name and id(node) not in quiet for node in nodes
+    )
+
+
+_OF_SHAPE: Final = frozenset({"shape", "size", "device", "dtype", "dim", "ndim"})
 _DIVERGENCE: Final = re.compile(rb"(?i)\bkl|_kl|kld|elbo")
 _LATENT: Final = re.compile(r"z\w?|z_\w+|\w+_z|latents?|code|w?_?latent\w*|eps_z|state|stoch\w*")
 _LATENT_FUNCTION: Final = re.compile(r"(?i)repar|latent|posterior|bottleneck|sample_?z|draw_?z")
