@@ -39,6 +39,7 @@ __all__ = [
     "node_output_types",
     "node_sequence_number",
     "number_of",
+    "padding_of",
     "read_saved",
     "reduces_to_mean",
     "saved_as",
@@ -530,6 +531,21 @@ def number_of(node: Node) -> float | None:
     """
     number = getattr(node, "_saved_other", None)
     return abs(float(number)) if isinstance(number, torch.Tensor) and not number.dim() else None
+
+
+def padding_of(node: Node) -> tuple[Tensor, int] | None:
+    """Return the weight of an embedding, a leaf, and its row of padding (torch 2.6 to 2.15).
+
+    None for any other node, one without padding, and where torch can't tell.
+    """
+    if type(node).__name__ != "EmbeddingBackward0":
+        return None
+    row = int(getattr(node, "_saved_padding_idx", -1))
+    weight = getattr(node.next_functions[0][0], "variable", None)
+    # It is -1 without padding, which torch tells as an unsigned number.
+    if not isinstance(weight, torch.Tensor) or not 0 <= row < len(weight):
+        return None
+    return weight, row
 
 
 def reduces_to_mean(node: Node) -> bool:

@@ -32,6 +32,7 @@ from gradcheck_suite.auditing.detectors.connectivity.loaded_and_overwritten impo
 )
 from gradcheck_suite.auditing.detectors.connectivity.masked_rows import MaskedRowsDetector
 from gradcheck_suite.auditing.detectors.connectivity.nothing_loaded import NothingLoadedDetector
+from gradcheck_suite.auditing.detectors.connectivity.padding_row_set import PaddingRowSetDetector
 from gradcheck_suite.auditing.detectors.connectivity.parameter_without_gradient import (
     ParameterWithoutGradientDetector,
 )
@@ -229,6 +230,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         DeclaredFrozenDetector(recorder),
         FrozenParameterDetector(windows, names),
         MaskedRowsDetector(recorder, windows, leaves, names),
+        PaddingRowSetDetector(recorder, leaves, names),
         FrozenStatisticsDetector(names),
         FrozenLeavesDetector(windows, leaves),
         CopyLeftBehindDetector(recorder, leaves, names),
