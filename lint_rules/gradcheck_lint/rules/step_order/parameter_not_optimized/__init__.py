@@ -20,6 +20,7 @@ from gradcheck_lint.rules.step_order.parameter_not_optimized.attaching_methods i
     attached_by_methods,
 )
 from gradcheck_lint.rules.step_order.parameter_not_optimized.late_layers import attached_later
+from gradcheck_lint.rules.step_order.parameter_not_optimized.own_parameters import own_parameters
 from gradcheck_lint.rules.step_order.parameter_not_optimized.unlisted_layers import left_out
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -53,6 +54,15 @@ class ParameterNotOptimized(Rule):
                 ((late.first, "nothing at first"), (late.optimizer, "an optimizer")),
             )
         yield from attached_by_methods(function)
+        for own in own_parameters(function):
+            yield Violation(
+                own.optimizer,
+                f"the optimizer is given all layers of the model one by one, and not `{own.name}`, "
+                "which is a parameter beside them: it is never trained",
+                Severity.WARNING,
+                f"give it `{own.name}` as well, or all of the model's `parameters()`",
+                ((own.made, "made here"),),
+            )
         has_groups = function.module.matches(_GROUPS)
         if not has_groups:
             yield from attached_later(function)
