@@ -71,7 +71,38 @@ def dropout_off_for_the_evaluation_and_never_on():
 def _switch_off(model):
     for each in model.modules():
         if isinstance(each, nn.Dropout):
-            each.p = 0.0  # <- here
+            each.p = 0.0
+
+
+class Drops(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.share_that_is_dropped = 0.5
+
+    def forward(self, x):
+        return F.dropout(x, self.share_that_is_dropped)
+
+
+@buggy("GCS706")
+def own_dropout_off_for_the_evaluation_and_never_on():
+    model = Network(Drops())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(3):
+        for _ in range(3):
+            model.train()
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.randn(8, 4)), torch.randint(2, (8,))).backward()
+            optimizer.step()
+        model.eval()
+        _drop_nothing(model)
+        with torch.no_grad():
+            model(torch.randn(8, 4))
+
+
+def _drop_nothing(model):
+    for each in model.modules():
+        if isinstance(each, Drops):
+            each.share_that_is_dropped = 0.0  # <- here
 
 
 class SetsItsRate(OverwritesItsRate):

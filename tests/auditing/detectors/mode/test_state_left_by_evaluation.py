@@ -11,7 +11,7 @@ from tests.auditing.loops import evaluations
     ("loop", "where"),
     [
         (evaluations.rate_that_forward_overwrites, evaluations.OverwritesItsRate),
-        (evaluations.dropout_off_for_the_evaluation_and_never_on, evaluations._switch_off),
+        (evaluations.own_dropout_off_for_the_evaluation_and_never_on, evaluations._drop_nothing),
         (evaluations.range_that_evaluation_moves, evaluations.Range),
         (evaluations.range_that_is_copied_from_what_it_was, evaluations.Largest),
         (evaluations.center_that_is_bound_anew_in_each_call, evaluations.Centered),
