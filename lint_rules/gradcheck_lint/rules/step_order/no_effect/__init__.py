@@ -11,6 +11,7 @@ from gradcheck_lint.analyses.spent_iterators import spent_uses
 from gradcheck_lint.model.syntax import boolean, bound_names, dotted_name
 from gradcheck_lint.model.values import Kind
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.step_order.no_effect.computed_weights import computed_writes
 from gradcheck_lint.rules.step_order.no_effect.dropped_results import dropped_result
 from gradcheck_lint.rules.step_order.no_effect.uncalled_backwards import is_uncalled_backward
 from gradcheck_suite import catalogue
@@ -46,6 +47,15 @@ class NoEffect(Rule):
                     yield from _dropped(node.value, function)
             elif type(node) is cst.Assign and len(node.targets) == 1:
                 yield from _not_read(node, node.targets[0].target, function)
+        for found in computed_writes(function):
+            yield Violation(
+                found.write,
+                f"`{found.layer}.weight` is computed anew in each forward, as the layer is "
+                "normalized: what is written to it is thrown away",
+                Severity.WARNING,
+                "initialize the layer before it is normalized",
+                ((found.normalized, "normalized here"),),
+            )
         yield from _of_nothing(function)
         yield from _never_called(function)
 
