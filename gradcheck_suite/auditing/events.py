@@ -470,12 +470,16 @@ class LegacyFunctionCalled(NamedTuple):
 
 
 class ModeChanged(NamedTuple):
-    """A module and its children were set to training or evaluation mode; ``before``: it was."""
+    """A module and its children were set to training or evaluation mode; ``before``: it was.
+
+    Those of ``turned_on`` were set to training mode inside of a call that sets to evaluation mode.
+    """
 
     module: nn.Module
     training: bool
     site: CallSite | None
     before: bool | None = None
+    turned_on: tuple[nn.Module, ...] = ()
 
 
 class ForwardHookRegistered(NamedTuple):

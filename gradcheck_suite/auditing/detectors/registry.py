@@ -80,6 +80,7 @@ from gradcheck_suite.auditing.detectors.mode.dropout_ignores_eval import Dropout
 from gradcheck_suite.auditing.detectors.mode.initial_statistics import (
     InitialStatisticsDetector,
 )
+from gradcheck_suite.auditing.detectors.mode.left_in_training import LeftInTrainingDetector
 from gradcheck_suite.auditing.detectors.mode.seeded_again import SeededAgainDetector
 from gradcheck_suite.auditing.detectors.mode.state_left_by_evaluation import (
     StateLeftByEvaluationDetector,
@@ -206,6 +207,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         GroupsNotScheduledDetector(recorder.optimizers, windows),
         LeftoverGradientDetector(windows),
         TrainModeInEvalDetector(recorder, windows),
+        LeftInTrainingDetector(recorder),
         StuckInEvalDetector(recorder, windows),
         DropoutIgnoresEvalDetector(),
         InitialStatisticsDetector(recorder),

@@ -50,6 +50,8 @@ class ModeSource(EventSource):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)
         self.inside = 0
+        self.evaluates = False
+        self.turned_on: tuple[nn.Module, ...] = ()
 
     def install(self, patches: Patches) -> None:
         """Replace the method."""
@@ -60,6 +62,12 @@ class ModeSource(EventSource):
         def train(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             source: ModeSource = self.acting
             was_training = getattr(module, "training", None)
+            mode = args[0] if args else kwargs.get("mode", True)
+            if not source.inside:
+                source.evaluates = not mode
+                source.turned_on = ()
+            elif mode and source.evaluates:
+                source.turned_on += (module,)
             source.inside += 1
             try:
                 result = original(module, *args, **kwargs)
@@ -67,11 +75,13 @@ class ModeSource(EventSource):
                 source.inside -= 1
             if not source.inside:
                 recorder = source.recorder
+                turned_on, source.turned_on = source.turned_on, ()
                 if module.training is not was_training:
                     recorder.resume()
                 if recorder.state.running:
+                    site = call_site()
                     recorder.bus.emit(
-                        ModeChanged(module, module.training, call_site(), was_training)
+                        ModeChanged(module, module.training, site, was_training, turned_on)
                     )
             return result
 
