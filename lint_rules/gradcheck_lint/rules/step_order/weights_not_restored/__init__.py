@@ -58,11 +58,14 @@ class WeightsNotRestored(Rule):
         if not written:
             return
         region = _Regions(function)
-        for write in written:
-            if not write.is_kept or _is_balanced(write.called, module):
+        for found in written:
+            if not found.is_kept or _is_balanced(found.called, module):
                 continue
-            nodes = region.around(write.node)
-            if nodes is None or _is_made(write, nodes) or not _is_trained(write, module):
+            nodes = region.around(found.node)
+            if nodes is None:
+                continue
+            write = _of_original(found, nodes)
+            if _is_made(write, nodes) or not _is_trained(write, module):
                 continue
             evaluation = _evaluation_after(write, nodes, function)
             others = [other for other in written if other.node is not write.node]
@@ -138,6 +141,26 @@ def _is_beside_training(function: FunctionModel, seen: set[int]) -> bool:
     return False
 
 
+def _of_original(write: Write, nodes: Sequence[cst.CSTNode]) -> Write:
+    """Return a write to the model that another name stands for there: ``unet = model``."""
+    values = [
+        value
+        for node in nodes
+        for target, value in assigned_pairs(node)
+        if dotted_name(target) == write.owner
+    ]
+    if len(values) != 1:
+        return write
+    (value,) = values
+    if type(value) is cst.Call and last_word(dotted_name(value.func)) in _UNWRAPPING and value.args:
+        value = value.args[0].value
+    original = dotted_name(value) if type(value) is cst.Name else None
+    return write if original is None else write._replace(owner=original, alias=write.owner)
+
+
+_UNWRAPPING: Final = frozenset({"unwrap_model", "unwrap"})
+
+
 def _is_made(write: Write, nodes: Sequence[cst.CSTNode]) -> bool:
     """Return whether the model is one that is made there, as a copy for the evaluation."""
     root = first_word(write.owner)
@@ -177,11 +200,13 @@ def _evaluation_after(
         if not is_after or type(node) is not cst.Call or id(node) in inside:
             continue
         name = dotted_name(node.func) or ""
-        given = {dotted_name(each.value) for each in node.args}
+        given = {dotted_name(each.value) for each in node.args} - {None}
         scope = called.get(id(node))
-        evaluates = scope is not None and _evaluates(function.module.function(scope))
-        is_of_model = write.owner in given or write.is_of_object
-        if name == write.owner or (write.is_of_object and scope is None and _is_model(name)):
+        evaluates = scope is not None and _evaluates_in(scope, function)
+        is_of_model = not given.isdisjoint({write.owner, write.alias}) or write.is_of_object
+        if name in {write.owner, write.alias} or (
+            write.is_of_object and scope is None and _is_model(name)
+        ):
             if here:
                 return node
         elif (evaluates or _is_named(name)) and (is_of_model or name.startswith("self.")):
@@ -192,6 +217,13 @@ def _evaluation_after(
 def _evaluates(function: FunctionModel) -> bool:
     """Return whether a function records nothing, or switches to that or to evaluation."""
     return function.mode is GradMode.DISABLED or not _EVALUATES.isdisjoint(function.scope.words)
+
+
+def _evaluates_in(scope: FunctionScope, function: FunctionModel) -> bool:
+    """Return whether a function evaluates, or what an object does that a constructor makes."""
+    is_made = scope.owner is not None and last_word(scope.name) == "__init__"
+    scopes = scope.owner.methods.values() if is_made and scope.owner is not None else [scope]
+    return any(_evaluates(function.module.function(each)) for each in scopes)
 
 
 def _within(node: cst.CSTNode) -> Iterator[int]:
@@ -214,8 +246,8 @@ def _undoes(other: Write, write: Write, nodes: Sequence[cst.CSTNode]) -> bool:
 
 
 def _is_of_same(other: Write, write: Write) -> bool:
-    is_either = other.is_of_object or write.is_of_object
-    return is_either or last_word(other.owner) == last_word(write.owner)
+    names = {last_word(write.owner), last_word(write.alias or write.owner)}
+    return other.is_of_object or write.is_of_object or last_word(other.owner) in names
 
 
 def _is_trained(write: Write, module: ModuleModel) -> bool:

@@ -41,6 +41,7 @@ class Write(NamedTuple):
         is_of_object: whether the weights are those that an object keeps a list of.
         is_kept: whether the contents come of what an object keeps, or of an average.
         called: the function that writes, where that is called.
+        alias: another name of the model, by which the write has it.
     """
 
     node: cst.CSTNode
@@ -48,6 +49,7 @@ class Write(NamedTuple):
     is_of_object: bool
     is_kept: bool
     called: FunctionScope | None = None
+    alias: str | None = None
 
 
 def replaces_itself(function: FunctionModel) -> bool:
