@@ -24,6 +24,7 @@ from gradcheck_lint.model.syntax import (
 )
 from gradcheck_lint.model.values import Origin, aliased_by
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.in_place.residual_inputs import residual_inputs
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -42,6 +43,16 @@ class InputWrittenInPlace(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield each write of a data set into its own items, and each call that overwrites data."""
         yield from _items(function)
+        for found in residual_inputs(function):
+            text = source_of(function.module, found.layer)
+            yield Violation(
+                found.layer,
+                f"this layer overwrites `{found.name}`, which is added to the result afterwards: "
+                f"the sum gets what `{text}` has made of it, not the input",
+                Severity.WARNING,
+                "leave out `inplace=True` at the first layer",
+                ((found.call, "overwritten here"), (found.added, "added here")),
+            )
         for event in function.events():
             if not isinstance(event, Call) or event.function is None or not event.is_used:
                 continue
