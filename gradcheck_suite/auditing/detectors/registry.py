@@ -132,6 +132,7 @@ from gradcheck_suite.auditing.detectors.step_order.scheduler_before_step import 
     SchedulerBeforeStepDetector,
 )
 from gradcheck_suite.auditing.detectors.step_order.shared_memory import SharedMemoryDetector
+from gradcheck_suite.auditing.detectors.step_order.short_window import ShortWindowDetector
 from gradcheck_suite.auditing.detectors.step_order.step_inside_autocast import (
     StepInsideAutocastDetector,
 )
@@ -198,6 +199,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         UnusedGradientsDetector(windows, leaves),
         without_backward,
         UnevenMeansDetector(recorder, windows),
+        ShortWindowDetector(recorder, windows),
         UnevenWindowDetector(windows, leaves, without_backward),
         ClipMisplacedDetector(windows, scaled),
         ScalerMisuseDetector(windows, scaled),
