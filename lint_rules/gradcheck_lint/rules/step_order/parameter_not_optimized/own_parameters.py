@@ -46,15 +46,15 @@ def own_parameters(function: FunctionModel) -> Iterator[OwnParameter]:
     own = [node for node in scope.nodes_of(cst.Call) if module.makes_optimizer(node)]
     if len(own) != 1 or not positional(own[0]):
         return
-    if sum(map(module.makes_optimizer, module.nodes_of(cst.Call))) != 1:
-        return
     holder, listed = _given(own[0].args[0].value)
     kinds = {
         value.name
         for value in function.bindings.get(holder, frozenset())
         if value.kind is Kind.INSTANCE
     }
-    for name in kinds if len(kinds) == 1 else ():
+    if len(kinds) != 1 or sum(map(module.makes_optimizer, module.nodes_of(cst.Call))) != 1:
+        return
+    for name in kinds:
         left = _left_out(name, listed, function)
         if left is not None:
             yield OwnParameter(own[0], f"{holder}.{left[0]}", left[1])
