@@ -89,9 +89,6 @@ from gradcheck_suite.auditing.detectors.mode.stuck_in_eval import StuckInEvalDet
 from gradcheck_suite.auditing.detectors.mode.train_mode_in_eval import TrainModeInEvalDetector
 from gradcheck_suite.auditing.detectors.refusals.refused_by_torch import RefusedByTorchDetector
 from gradcheck_suite.auditing.detectors.step_order.clip_misplaced import ClipMisplacedDetector
-from gradcheck_suite.auditing.detectors.step_order.groups_not_scheduled import (
-    GroupsNotScheduledDetector,
-)
 from gradcheck_suite.auditing.detectors.step_order.handed_over_gradients import (
     HandedOverGradientsDetector,
 )
@@ -206,7 +203,6 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         SchedulerBeforeStepDetector(recorder, windows),
         ScheduleNotRestoredDetector(windows, recorder.schedules),
         ScheduleNotSteppedDetector(recorder.schedules),
-        GroupsNotScheduledDetector(recorder.optimizers, windows),
         LeftoverGradientDetector(windows),
         TrainModeInEvalDetector(recorder, windows),
         LeftInTrainingDetector(recorder),
