@@ -216,7 +216,7 @@ def _finding(short: _Short) -> Finding:
         f"{usual} all the same: the gradient is {short.backwards}/{usual} of that of their mean; "
         "expected the number that the step uses",
         detector="audit",
-        severity=Severity.WARNING,
+        severity=Severity.NOTE,  # each sample weighs the same so, and that may be meant
         location=where,
         related=related(
             (backward, "accumulated here"),
