@@ -388,7 +388,7 @@ def judge_zero(path: Path, index: int, unit: Unit) -> tuple[Problem | None, ...]
         isinstance(other.event, ZeroGrad) and other.event is event for other in path[index + 1 :]
     ):
         return (None,)
-    if takes_gradients(unit.function, unit.loop.body.events()):
+    if takes_gradients(unit.function, unit.loop.body.events(), or_measures=False):
         return (None,)
     others = (step.event, own[0].event)
     problem = Problem("GCS302", "window", event, item.owner, others, certain=False)

@@ -25,19 +25,27 @@ if TYPE_CHECKING:
 __all__ = ["takes_gradients"]
 
 
-def takes_gradients(function: FunctionModel, events: Iterable[Event]) -> bool:
-    """Return whether a function, or what it calls in these events, reads gradients by hand."""
-    if function.module.near.has(function.scope, _HOOKS) or _reads(function.scope):
+def takes_gradients(
+    function: FunctionModel, events: Iterable[Event], *, or_measures: bool = True
+) -> bool:
+    """Return whether a function, or what it calls in these events, reads gradients by hand.
+
+    Args:
+        function: where the gradients are.
+        events: what happens to them.
+        or_measures: whether it is enough that their norm is read, as for a log.
+    """
+    if function.module.near.has(function.scope, _HOOKS) or _reads(function.scope, or_measures):
         return True
     seen = {id(function.scope)}
     waiting = [event for event in events if isinstance(event, Call)]
     while waiting:
         call = waiting.pop()
         if call.function is None:
-            if _is_named_for_it(call):
+            if _is_named_for_it(call, or_measures):
                 return True
         elif id(call.function) not in seen:
-            if _reads(call.function):
+            if _reads(call.function, or_measures):
                 return True
             seen.add(id(call.function))
             called = function.module.function(call.function)
@@ -52,18 +60,25 @@ _GRADIENTS: Final = frozenset({"grad", "_grad"})
 _CHANGING: Final = re.compile(r"zero|clip|clear|reset|none|enable|requires|scaler|checkpoint|no_")
 
 
-def _is_named_for_it(call: Call) -> bool:
+_NORM: Final = "norm"
+
+
+def _is_named_for_it(call: Call, or_measures: bool) -> bool:
     """Return whether a call that can't be looked into says that it is about gradients."""
     name = dotted_name(call.node.func) if type(call.node) is cst.Call else None
     word = last_word(name or call.method).lower()
+    if _NORM in word and not or_measures:
+        return False
     return "grad" in word and _CHANGING.search(word) is None
 
 
-def _reads(scope: FunctionScope) -> bool:
+def _reads(scope: FunctionScope, or_measures: bool) -> bool:
     if _GRADIENTS.isdisjoint(scope.words):
         return False
     nodes = list(scope.nodes_with_lambdas)
     quiet = {id(quiet) for node in nodes for quiet in _written_or_compared(node)}
+    if not or_measures:
+        quiet |= {id(quiet) for node in nodes for quiet in _measured(node)}
     return any(
         type(node) is cst.Attribute and node.attr.value in _GRADIENTS and id(node) not in quiet
         for node in nodes
@@ -84,3 +99,9 @@ def _written_or_compared(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         yield target
         name = dotted_name(target)
         yield from (same for same in walk(value) if name and dotted_name(same) == name)
+
+
+def _measured(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """Yield what a norm is of: ``p.grad.data.norm(2)``, ``torch.norm(p.grad)``."""
+    if type(node) is cst.Call and _NORM in last_word(dotted_name(node.func)):
+        yield from walk(node)
