@@ -100,7 +100,6 @@ class MaskedRowsDetector:
         self._known: dict[int, _Masked] = {}
         self._found: list[tuple[str, int, _Masked]] = []
         self._before: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._since, self._is_looking = 0, False
         self._next: int | None = None
 
     def subscriptions(self) -> Subscriptions:
@@ -118,8 +117,7 @@ class MaskedRowsDetector:
     def _begin_step(self, event: StepStarted) -> int | None:
         self._before = []
         steps = self._windows.stepped.steps
-        self._is_looking = is_looked_at(steps) and not ops_are_recorded()
-        if self._is_looking:
+        if is_looked_at(steps) and not ops_are_recorded():
             without_user_modes(self._look, event)
         is_soon = steps < _FIRST_STEPS or not self._windows.is_alone()
         self._next = None if is_soon else event.number + (1 << steps.bit_length()) - steps
@@ -135,7 +133,7 @@ class MaskedRowsDetector:
                     self._note(event, parameter, by, float(group.get("weight_decay") or 0))
 
     def _masked_by(self, parameter: Tensor) -> CallSite | None:
-        """Return the hook, or the line since the last look, that zeroes a part of a gradient."""
+        """Return the hook, or the line since the last backward, that zeroes part of a gradient."""
         gradient = parameter.grad
         if gradient is None or gradient.layout is not torch.strided or not gradient.dim():
             return None
@@ -143,7 +141,9 @@ class MaskedRowsDetector:
             code = code_of(hook)
             if code is not None and is_user_code(code) and _masks(code):
                 return code, 0
-        writes = self._recorder.write_log.since(self._since, gradient)
+        # Before that backward, another tensor may have had this memory.
+        since = self._recorder.state.clock.moment.birth.sequence
+        writes = self._recorder.write_log.since(since, gradient)
         return next((each.site for each in writes if each.operation in _ZEROING), None)
 
     def _note(self, event: StepStarted, parameter: Tensor, by: CallSite, decay: float) -> None:
@@ -167,8 +167,6 @@ class MaskedRowsDetector:
         before, self._before = self._before, []
         if before:
             without_user_modes(self._compare, before)
-        if self._is_looking:
-            self._since = self._recorder.state.clock.tick()
         return self._next
 
     def _compare(self, before: list[tuple[Tensor, Tensor, Tensor]]) -> None:

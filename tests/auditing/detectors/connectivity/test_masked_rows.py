@@ -129,3 +129,28 @@ def scaled_by_a_hook():
 )
 def test_rows_that_stay_or_have_no_gradient_by_chance_are_no_finding(audited, loop):
     assert "GCS409" not in [each.code for each in audited(loop).findings]
+
+
+class PreparesItsSlope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, table):
+        slope = torch.ones_like(table)
+        slope[:8] = 0
+        ctx.slopes = [slope]
+        return table[8:].sum()
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return ctx.slopes.pop().mul_(grad_output)
+
+
+def test_what_was_written_before_the_backward_was_no_gradient(audited):
+    def loop():
+        table = nn.Embedding(64, 16)
+        optimizer = torch.optim.Adam(table.parameters(), lr=0.01, weight_decay=0.1)
+        for _ in range(8):
+            optimizer.zero_grad()
+            PreparesItsSlope.apply(table.weight).backward()
+            optimizer.step()
+
+    assert "GCS409" not in {each.code for each in audited(loop).findings}
