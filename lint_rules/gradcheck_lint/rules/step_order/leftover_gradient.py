@@ -4,40 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import libcst as cst
-
-from gradcheck_lint.analyses.callers import models_of_step
 from gradcheck_lint.analyses.hidden_effects import ZEROING, may_act_unseen
 from gradcheck_lint.analyses.repeated_calls import repeats, steps_for_others
 from gradcheck_lint.model.flow import (
     Backward,
     Call,
     Event,
-    Freeze,
     Jump,
     JumpKind,
     Return,
     Step,
     ZeroGrad,
 )
-from gradcheck_lint.model.paths import Occurrence
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.values import (
-    NO_SITES,
-    Origin,
-    Values,
-    held_by,
-    mentioned_by,
-    sites,
-    through_all,
-)
 from gradcheck_lint.rules._rule import Rule, Violation
-from gradcheck_lint.rules.step_order.problem import covers
+from gradcheck_lint.rules.step_order.protocol import problems
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from gradcheck_lint.model.module import FunctionModel
     from gradcheck_lint.model.scopes import FunctionScope
@@ -50,38 +36,20 @@ class LeftoverGradient(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every step whose gradients hold a loss that another step came after."""
-        if Part.BACKWARD not in function.scope.parts:
-            return
-        if function.runs_in_engine:
-            return
-        yield from _left_by_exits(function)
-        events = [
-            event
-            for event in function.events()
-            if isinstance(event, (Backward, Step, ZeroGrad)) or _may_reset(event, function)
-        ]
-        for index, event in enumerate(events):
-            owned = models_of_step(function, event) if isinstance(event, Step) else NO_SITES
-            if not isinstance(event, Step) or not owned or _may_freeze(function, owned):
-                continue
-            found = _leftover(events[:index], event, function, owned)
-            if found is None and _comes_again(event, function):
-                around = [*events[index:], *events[:index]]
-                around = [known for known in around if known is not event]
-                found = _leftover(around, event, function, owned)
-                if found is not None and not _is_reset(around, event, function, found[0]):
-                    continue  # nothing resets this optimizer at all, which is another mistake
-            if found is None or may_act_unseen(function, ZEROING):
-                continue
-            foreign, own = found
-            receiver = event.receiver or "the optimizer"
+        if Part.BACKWARD in function.scope.parts and not function.runs_in_engine:
+            yield from _left_by_exits(function)
+        for problem in problems(function, self.entry.code):
+            step = problem.event
+            assert isinstance(step, Step)
+            foreign, own = problem.others
+            receiver = step.receiver or "the optimizer"
             yield Violation(
-                event.node,
-                f"the gradients of `{receiver}` still hold what another loss left in them before "
-                "another optimizer's step: it steps with the sum of both",
-                Severity.WARNING,
-                f"call `{receiver}.zero_grad()` right before its own backward()",
-                ((foreign.node, "left here"), (own.node, "added to here")),
+                step.node,
+                f"the gradients of `{receiver}` hold what another optimizer's loss has left "
+                f"in them beside its own: it steps with the sum of both{problem.reservation}",
+                problem.severity,
+                f"call `{receiver}.zero_grad()` between the two, or step before the other loss",
+                ((foreign.node, "left here"), (own.node, "its own loss")),
             )
 
 
@@ -126,25 +94,6 @@ def _leaves(event: Event) -> bool:
     return isinstance(event, Return) or (isinstance(event, Jump) and event.how is JumpKind.BREAK)
 
 
-def _comes_again(step: Step, function: FunctionModel) -> bool:
-    """Tell whether a step follows what comes after it, in the next iteration or call."""
-    if step.loops:
-        return len(step.loops) == 1
-    return repeats(function) or steps_for_others(function)
-
-
-def _is_reset(
-    around: Sequence[Event], step: Step, function: FunctionModel, foreign: Backward
-) -> bool:
-    """Tell whether the gradients are reset between a step and the next foreign backward."""
-    used = Occurrence(step, step, function, {})
-    return any(
-        isinstance(event, ZeroGrad)
-        and covers(Occurrence(event, event, function, {}), used) is not False
-        for event in around[: around.index(foreign)]
-    )
-
-
 def _may_reset(event: Event, function: FunctionModel) -> bool:
     """Tell whether this is a call that may clear gradients somewhere else."""
     if not isinstance(event, Call):
@@ -169,56 +118,3 @@ def _resets(scope: FunctionScope, function: FunctionModel, seen: set[int]) -> bo
 
 
 _RESETTING: Final = frozenset({"zero_grad", "grad", "_grad", "step", "setattr", "getattr"})
-
-
-def _may_freeze(function: FunctionModel, owned: frozenset[int]) -> bool:
-    """Tell whether the file may turn off the gradients of a model that an optimizer has."""
-    return any(
-        isinstance(event, Freeze)
-        and event.wanted is not True
-        and not _is_of_other_model(event.values, known, owned)
-        for known in (function.module.functions() if function.module.may_freeze else ())
-        for event in known.events()
-    )
-
-
-def _is_of_other_model(values: Values, function: FunctionModel, owned: frozenset[int]) -> bool:
-    """Tell whether what is frozen is, or is part of, something else that a function has made."""
-    made = {
-        value.site
-        for held in (*function.bindings.values(), values)
-        for value in held
-        if type(value.node) is cst.Call and value.origin in {Origin.CALL, Origin.OTHER}
-    }
-    reached = sites(values) | held_by(values)
-    return not reached.isdisjoint(made) and owned.isdisjoint(reached | mentioned_by(values))
-
-
-def _leftover(
-    before: Sequence[Event], step: Step, function: FunctionModel, owned: frozenset[int]
-) -> tuple[Backward, Backward] | None:
-    """Return the other loss's backward and the own one, if no reset lies between them."""
-    used = Occurrence(step, step, function, {})
-    own: Backward | None = None
-    stepped = False
-    for event in reversed(before):
-        if isinstance(event, Call):
-            return None
-        if event.loops != step.loops or event.arms != step.arms or event.expects_error:
-            return None
-        if isinstance(event, ZeroGrad):
-            if covers(Occurrence(event, event, function, {}), used) is not False:
-                return None
-        elif isinstance(event, Step):
-            if sites(event.values) & sites(step.values):
-                return None
-            stepped = own is not None
-        elif isinstance(event, Backward):
-            if event.partial or not through_all(event.values) & owned:
-                continue
-            if own is None:
-                own = event
-            elif stepped:
-                # Whoever retains a graph means to add up what comes of it.
-                return None if event.retains_graph else (event, own)
-    return None

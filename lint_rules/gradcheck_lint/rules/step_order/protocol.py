@@ -14,6 +14,7 @@ from gradcheck_lint.analyses.hidden_effects import (
     ZEROING,
     may_act_unseen,
 )
+from gradcheck_lint.analyses.repeated_calls import repeats, steps_for_others
 from gradcheck_lint.model.flow import (
     Call,
     Clip,
@@ -27,6 +28,7 @@ from gradcheck_lint.model.nearness import STEPS
 from gradcheck_lint.model.paths import Path, matters, once, turns
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.rules.step_order.clipping import judge_clip
+from gradcheck_lint.rules.step_order.leftovers import judge_leftover
 from gradcheck_lint.rules.step_order.problem import ABSENT, Problem, Unit
 from gradcheck_lint.rules.step_order.scaling import judge_unscale, judge_update
 from gradcheck_lint.rules.step_order.stepping import judge_scheduler, judge_step, judge_zero
@@ -99,6 +101,7 @@ _MISSED: Final = {
     "GCS304": (DIFFERENTIATING,),
     "GCS305": (UNSCALING,),
     "GCS306": (STEPPING,),
+    "GCS309": (ZEROING,),
     "GCS310": (UNSCALING, UPDATING),
 }
 """What is not done where something is out of order, by the code of the rule."""
@@ -128,9 +131,35 @@ def _problems_of(function: FunctionModel) -> Iterator[Problem]:
         paths = turns(loop, function)
         if paths:
             yield from _judge(paths, Unit(function, loop))
+            yield from _mixed(paths, Unit(function, loop))
     paths = once(function)
     if paths:
         yield from _judge(paths, Unit(function, None))
+        yield from _mixed(_called_again(paths, function), Unit(function, None))
+
+
+def _called_again(paths: Sequence[Path], function: FunctionModel) -> Sequence[Path]:
+    """Return the paths through two calls of a function that runs again and again."""
+    if not repeats(function) and not steps_for_others(function):
+        return paths
+    pairs = [(left, right) for left in paths for right in paths]
+    if len(pairs) > _MOST_PAIRS:
+        pairs = [(path, path) for path in paths]
+    return [(*left, *(item.again(1) for item in right)) for left, right in pairs]
+
+
+_MOST_PAIRS: Final = 256
+
+
+def _mixed(paths: Sequence[Path], unit: Unit) -> Iterator[Problem]:
+    """Yield the steps that some path leads to with the gradients of two optimizers' losses."""
+    for path in paths:
+        steps = {id(item.event) for item in path if isinstance(item.event, Step)}
+        for index, item in enumerate(path if len(steps) > 1 else ()):
+            if isinstance(item.event, Step):
+                problem = judge_leftover(path, index, unit.function)
+                if problem is not None and problem is not ABSENT:
+                    yield problem
 
 
 def _judge(paths: Sequence[Path], unit: Unit) -> Iterator[Problem]:
