@@ -19,7 +19,7 @@ class Model(nn.Module):
 def train(batches, checkpoint):
     model = Model()
     model.load_state_dict(checkpoint)
-    model.init_weights()
+    model.init_weights()  # GCS415
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for x, y in batches:
         optimizer.zero_grad()

@@ -11,6 +11,7 @@ from gradcheck_lint.model.flow import SchedulerStep
 from gradcheck_lint.model.syntax import bound_names, dotted_name, keyword, last_word, walk
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.step_order.schedule_not_restored.made_late import made_late
+from gradcheck_lint.rules.step_order.schedule_not_restored.stale_groups import stale_groups
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -39,6 +40,16 @@ class ScheduleNotRestored(Rule):
                 Severity.WARNING,
                 "make the scheduler first, and restore the optimizer after that",
                 ((late.made, "sets its first rate"), (late.continued, "sets no rate")),
+            )
+        stale = stale_groups(function)
+        if stale is not None:
+            yield Violation(
+                stale.loaded,
+                "this gives the optimizer new groups, and the wrapper still shows those of before "
+                "as its own: the rates that a schedule sets there reach no step",
+                Severity.WARNING,
+                "take the groups again afterwards: `self.param_groups = optimizer.param_groups`",
+                ((stale.taken, "taken here"),),
             )
         loads = [node for node in function.scope.nodes if _is_call(node, "load")]
         restored = next((node for node in loads if _OPTIMIZER.search(_said(node, module))), None)
