@@ -31,6 +31,7 @@ NAMES = (
     "graph_costs",
     "localize",
     "mutants",
+    "whole_checks",
 )
 MORE = (
     "audit_leaks",
@@ -113,10 +114,11 @@ def page(kept: dict[str, Any]) -> str:
 _HEAD = """\
 # Benchmarks
 
-Written by `make bench`, or by `python -m benchmarks NAME...` for a few; never edited by hand. Every
-time is a median over interleaved bursts in one process, and every ratio is to the first row of its
-table, measured in the same round; the quartiles show how noisy the machine was. Read the ratios:
-the times are of one small machine ({machine})."""
+Written by `make bench`, or by `python -m benchmarks NAME...` for a few; never edited by hand. What
+checks, audits, graphs and the linter cost and find, beside other tools where they do the same.
+Every time is a median over interleaved bursts in one process, and every ratio is to the first row
+of its table, measured in the same round; the quartiles show how noisy the machine was. Read the
+ratios: the times are of one small machine ({machine})."""
 
 
 if __name__ == "__main__":

@@ -56,6 +56,15 @@ see what it saves. <a href="digits-graph.html">On a page of its own.</a>
 <iframe src="digits-graph.html" width="100%" height="640" title="A graph to try"></iframe>
 """
 
+RETURNED = {
+    "gradcheck_suite.auditing.session.Session": ":members: findings, report, ledger, step, frozen",
+    "gradcheck_suite.auditing.options.AuditOptions": "",
+    "gradcheck_suite.graph.model.AutogradGraph": ":members:",
+    "gradcheck_suite.graph.recording.recording.Recording": ":members:",
+    "gradcheck_suite.graph.diff.GraphDiff": ":members:",
+}
+"""Classes that users meet and never import, and which of their members the reference shows."""
+
 
 def main(arguments: list[str]) -> int:
     """Build the site and return the exit status."""
@@ -135,14 +144,19 @@ def stories_of(entry: catalogue.Entry) -> list[str]:
 def reference_page() -> str:
     """Return the reference, which Sphinx makes of the docstrings of all public names."""
     parts = ["# Reference", "```python\nimport gradcheck_suite as gs\n```"]
-    functions = [name for name in gradcheck_suite.__all__ if name[0].islower()]
-    classes = [name for name in gradcheck_suite.__all__ if name[0].isupper()]
-    for heading, names in (("Functions", functions), ("Results and errors", classes)):
+    public = [f"gradcheck_suite.{name}" for name in gradcheck_suite.__all__]
+    functions = [name for name in public if name.rpartition(".")[2][0].islower()]
+    classes = [name for name in public if name.rpartition(".")[2][0].isupper()]
+    for heading, names in (
+        ("Functions", functions),
+        ("What they return, and options", list(RETURNED)),
+        ("Results and errors", classes),
+    ):
         parts.append(f"## {heading}")
         for name in names:
             kind = "autofunction" if name in functions else "autoclass"
-            members = "" if name in functions else "\n   :members:"
-            parts.append(f"```{{eval-rst}}\n.. {kind}:: gradcheck_suite.{name}{members}\n```")
+            members = "" if name in functions else RETURNED.get(name, ":members:")
+            parts.append(f"```{{eval-rst}}\n.. {kind}:: {name}\n   {members}\n```")
     return "\n\n".join(parts) + "\n"
 
 

@@ -18,6 +18,8 @@ html_copy_source = False
 # The page of a graph, which is none of Sphinx's.
 html_extra_path = ["extra"]
 html_show_sphinx = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 
 add_module_names = False
 autodoc_member_order = "bysource"

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 PAGE = Path(__file__).with_name("llms.txt")
 _RAW = f"{REPOSITORY}/raw/main"
+_FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_BEFORE = re.compile(r"Written by .*?; never edited by hand\. |Reported as .*")
+"""What may stand before it: how the page is made, or where it was reported."""
 _INTRODUCTION = """\
 # gradcheck-suite
 
@@ -67,11 +70,11 @@ def _entries() -> Iterator[str]:
 
 
 def _first_sentence(text: str) -> str:
-    """Return the first sentence of the first paragraph, with links as their words."""
-    for block in re.split(r"\n\s*\n", text):
-        is_prose = re.match(r"[A-Za-z*\"]|`[^`]+` \w", block) is not None
-        if is_prose and not block.startswith("Written by"):
-            line = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(block.split()))
+    """Return the first sentence that says what a page is about, with links as their words."""
+    for block in re.split(r"\n\s*\n", _FENCE.sub("", text)):
+        line = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(block.split()))
+        line = _BEFORE.sub("", line)
+        if re.match(r"(?!\d+\.)[A-Za-z0-9*\"`]", line):
             return re.split(r"(?<=[.])\s", line, maxsplit=1)[0].rstrip(".:")
     return ""
 

@@ -63,7 +63,8 @@ def check_accumulation(
         seed: of the random numbers that are drawn.
 
     Returns:
-        A report: a finding for each cause, at the line of the backward, the step or the clearing.
+        A report with a finding for each cause, at the line of the backward, the step or the
+        clearing.
 
     Raises:
         UsageError: an argument makes no sense, or the loop does not step.

@@ -90,10 +90,10 @@ def audit(
         model: names parameters in findings; without it, the modules that the running functions
             know are asked.
         optimizers: look at the steps of these only; by default, of every optimizer that steps.
-        **options: see ``AuditOptions``.
+        **options: those of ``gradcheck_suite.auditing.options.AuditOptions``.
 
     Returns:
-        The session: ``session.findings`` and ``session.report`` may be read at any time.
+        The session, of which ``findings``, ``report`` and ``ledger`` may be read at any time.
 
     Raises:
         UsageError: there is no such option, or a value is of the wrong kind.

@@ -37,6 +37,14 @@ def test_every_page_and_every_entry_is_in_it_once_with_words_of_its_own():
     assert all(words for _, _, words in lines)
 
 
+def test_words_say_what_a_page_is_about_and_not_how_it_came_about():
+    text = (ROOT / "docs" / "llms.txt").read_text(encoding="utf-8")
+    told = re.findall(r"^- \[[^\]]+\]\([^)]+\): (.+)$", text, re.MULTILINE)
+    assert all(len(words) > 12 for words in told)
+    made = re.compile(r"Written by|Reported as|Goal:|import |\d+$")
+    assert [words for words in told if made.match(words)] == []
+
+
 def test_check_notices_what_is_missing(tmp_path):
     script = tmp_path / "docs" / "generate_llms_index.py"
     (script.parent / "development").mkdir(parents=True)

@@ -45,7 +45,13 @@ def blocks(language):
     return [(block, said) for kind, block, said in BLOCKS if kind == language]
 
 
-PROGRAMS = [(block, said) for block, said in blocks("python") if "def test_" not in block]
+# Those of pytest run below, that of a framework in tests/integrations/test_frameworks_page.py.
+ELSEWHERE = ("def test_", "gradcheck_suite.integrations")
+PROGRAMS = [
+    (block, said)
+    for block, said in blocks("python")
+    if not any(words in block for words in ELSEWHERE)
+]
 
 
 def test_it_is_short():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import os
 import re
 import subprocess
 import sys
@@ -9,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+import gradcheck_suite as gs
 from gradcheck_suite import catalogue
 from gradcheck_suite._addresses import DOCUMENTATION, page_of
+from gradcheck_suite.auditing.options import AuditOptions
 
 pytest.importorskip("sphinx", reason="the site is built with the extra docs")
 pytest.importorskip("furo", reason="as above")
@@ -61,3 +66,71 @@ def test_pages_load_nothing_from_elsewhere(site):
 @pytest.mark.slow
 def test_it_can_be_searched(site):
     assert "Search.setIndex" in (site / "searchindex.js").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_the_reference_has_what_public_functions_return_and_take(site):
+    text = (site / "reference.html").read_text("utf-8")
+    told = {
+        name.rpartition(".")[2] for name in re.findall(r'<dt class="sig[^>]* id="([^"]+)"', text)
+    }
+    functions = [getattr(gs, name) for name in gs.__all__ if name[0].islower()]
+    returned = {inspect.signature(function).return_annotation for function in functions}
+    assert {name for name in returned if name.isidentifier()} - {"bool"} <= told
+    for option in dataclasses.fields(AuditOptions):
+        assert option.name in text
+
+
+# Of a page as it lies in a window: whether all of it moves sideways, what ends beyond the window
+# and in nothing that can be scrolled, and which pictures are not there.
+OUT_OF_REACH = """
+(() => {
+  const ends = (e) => e.getBoundingClientRect().right <= innerWidth + 1;
+  const scrolled = (e) => e && (ends(e) && getComputedStyle(e).overflowX !== "visible"
+                                || scrolled(e.parentElement));
+  const beyond = [...document.querySelectorAll("article *")]
+    .filter((e) => e.getBoundingClientRect().width && !ends(e) && !scrolled(e.parentElement));
+  const broken = [...document.images].filter((e) => e.complete && !e.naturalWidth);
+  return [...beyond, ...broken].map((e) => e.outerHTML.slice(0, 80)).concat(
+    document.documentElement.scrollWidth > innerWidth + 1 ? ["the page"] : []);
+})()
+"""
+
+
+@pytest.fixture
+def tab(tmp_path):
+    browser = pytest.importorskip("tests.graph.render.test_browser")
+    if browser.CHROMIUM is None or os.environ.get("CI") is not None:
+        pytest.skip("needs Chromium, and is not run in CI")
+    page = browser.Page(tmp_path)
+    yield page
+    page.close()
+
+
+def out_of_reach(tab, path, *, width):
+    tab.ask(
+        "Emulation.setDeviceMetricsOverride",
+        width=width, height=800, deviceScaleFactor=1, mobile=width < 500,
+    )  # fmt: skip
+    tab.visit(path)
+    return tab.evaluate(OUT_OF_REACH)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1366])
+def test_every_page_fits_its_window(site, tab, width):
+    pages = [page for page in site.rglob("*.html") if page.name != "digits-graph.html"]
+    found = {page.name: out_of_reach(tab, page, width=width) for page in pages}
+    assert {name: what for name, what in found.items() if what} == {}
+    assert tab.errors == []
+    assert [url for url in tab.requests if not url.startswith(("file:", "data:"))] == []
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_would_be_seen(tab, tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text(
+        '<meta name="viewport" content="width=device-width"><article>'
+        '<p style="width:2000px">wide</p><img src="nowhere.png"></article>'
+    )
+    assert len(out_of_reach(tab, page, width=390)) == 3

@@ -1,4 +1,4 @@
-"""The programs of docs/how-to/frameworks.md, run where their framework is installed."""
+"""The programs of docs/how-to/frameworks.md and the README, where their framework is installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 import gradcheck_suite.integrations
 from gradcheck_suite.integrations import frameworks
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "frameworks.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "how-to" / "frameworks.md"
 SECTION = re.compile(r"^## (\w+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SECTIONS = dict(SECTION.findall(PAGE.read_text("utf-8")))
@@ -45,3 +46,15 @@ def test_its_program_runs_and_finds_what_it_says(framework, tmp_path, monkeypatc
             session = namespace[name].session
     if session is not None:
         assert {each.code for each in session.findings} == said
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_block_of_the_readme_runs(tmp_path, monkeypatch):
+    programs = PROGRAM.findall((ROOT / "README.md").read_text("utf-8"))
+    (program,) = (each for each in programs if "gradcheck_suite.integrations" in each)
+    pytest.importorskip("lightning", reason="Lightning is not installed")
+    monkeypatch.chdir(tmp_path)
+    namespace = {}
+    exec(program, namespace)
+    callback = namespace["GradcheckCallback"]
+    assert any(isinstance(each, callback) for each in namespace["trainer"].callbacks)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -243,3 +245,44 @@ def test_a_function_without_a_gradient_is_refused_by_its_name():
     x = torch.randn(3, dtype=torch.float64, requires_grad=True)
     with pytest.raises(ValueError, match="expects at least one output to require gradient"):
         gs.gradgradcheck(lambda x: x.detach(), (x,))
+
+
+def calls_of(check):
+    """Count how often a check calls a function and its backward."""
+    calls = {"forward": 0, "backward": 0}
+
+    def function(x):
+        calls["forward"] += 1
+        result = x.sin()
+        if result.requires_grad:
+            result.grad_fn.register_prehook(lambda _: calls.update(backward=calls["backward"] + 1))
+        return result
+
+    x = torch.linspace(-1, 1, 8, dtype=torch.float64, requires_grad=True)
+    assert check(function, (x,))
+    return calls["forward"], calls["backward"]
+
+
+@pytest.mark.one_torch
+def test_the_drop_in_calls_as_often_as_the_page_says():
+    def fast(function, inputs):
+        return torch.autograd.gradcheck(function, inputs, fast_mode=True)
+
+    page = (Path(__file__).parents[2] / "docs" / "verification-dropin.md").read_text("utf-8")
+    told = re.search(r"calls a function (\d+) times and its\s+backward (\d+) times", page)
+    torchs = re.search(r"fast\s+mode (\d+) and (\d+) times", page)
+    assert calls_of(gs.gradcheck) == tuple(map(int, told.groups()))
+    assert calls_of(fast) == tuple(map(int, torchs.groups()))
+
+
+def test_an_error_in_all_of_a_large_gradient_that_fast_mode_passes_is_seen():
+    def function(x):
+        result = x.sin()
+        if result.requires_grad:
+            result.register_hook(lambda grad: None if grad is None else 1.01 * grad)
+        return result
+
+    x = torch.linspace(-1, 1, 10_000, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(function, (x,), fast_mode=True)
+    with pytest.raises(GradcheckError, match=r"1\.01 times the numeric one"):
+        gs.gradcheck(function, (x,))

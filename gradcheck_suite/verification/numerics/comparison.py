@@ -42,12 +42,13 @@ def difference(one: torch.Tensor | None, two: torch.Tensor | None, *, scale: flo
     second = torch.zeros_like(known) if two is None else two
     exact = torch.complex128 if known.is_complex() else torch.float64
     first, second = first.to(exact), second.to(exact)
-    finite = torch.isfinite(first)
-    if not torch.equal(finite, torch.isfinite(second)):
-        return math.inf
-    if not bool(finite.all()):
-        first, second = first.where(finite, 0.0), second.where(finite, 0.0)
     apart = float((first - second).abs().max())
+    if not math.isfinite(apart):
+        finite = torch.isfinite(first)
+        if not torch.equal(finite, torch.isfinite(second)):
+            return math.inf
+        first, second = first.where(finite, 0.0), second.where(finite, 0.0)
+        apart = float((first - second).abs().max())
     if apart == 0.0:
         return 0.0
     size = max(float(first.abs().max()), float(second.abs().max()), scale)
