@@ -52,9 +52,9 @@ def test_its_program_runs_and_finds_what_it_says(framework, tmp_path, monkeypatc
 def test_the_block_of_the_readme_runs(tmp_path, monkeypatch):
     programs = PROGRAM.findall((ROOT / "README.md").read_text("utf-8"))
     (program,) = (each for each in programs if "gradcheck_suite.integrations" in each)
-    pytest.importorskip("lightning", reason="Lightning is not installed")
+    lightning = pytest.importorskip("lightning", reason="Lightning is not installed")
     monkeypatch.chdir(tmp_path)
-    namespace = {}
+    namespace = {"lightning": lightning}
     exec(program, namespace)
     callback = namespace["GradcheckCallback"]
     assert any(isinstance(each, callback) for each in namespace["trainer"].callbacks)
