@@ -1,15 +1,17 @@
-"""Judge whether a step applies what the loss of another optimizer has left in its gradients."""
+"""Judge what is left in gradients: by the loss of another optimizer, or by one no step uses."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import itertools
+from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
 from gradcheck_lint.analyses.callers import models_of_step
-from gradcheck_lint.analyses.opaque_calls import ZEROES
-from gradcheck_lint.model.flow import Backward, Freeze, Step, ZeroGrad
-from gradcheck_lint.model.paths import in_caller
+from gradcheck_lint.analyses.opaque_calls import STEPS, ZEROES
+from gradcheck_lint.model.flow import Backward, Call, Freeze, Step, ZeroGrad
+from gradcheck_lint.model.paths import ACTS, in_caller
+from gradcheck_lint.model.syntax import boolean
 from gradcheck_lint.model.values import (
     Kind,
     Origin,
@@ -20,13 +22,17 @@ from gradcheck_lint.model.values import (
     through_all,
 )
 from gradcheck_lint.rules.step_order.problem import ABSENT, Problem, covers, same
+from gradcheck_lint.rules.step_order.taken_gradients import takes_gradients
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from gradcheck_lint.model.flow import Event
     from gradcheck_lint.model.module import FunctionModel
     from gradcheck_lint.model.paths import Occurrence, Path
+    from gradcheck_lint.model.scopes import FunctionScope
     from gradcheck_lint.model.values import Values
+    from gradcheck_lint.rules.step_order.problem import Unit
 
 
 def judge_leftover(path: Path, index: int, function: FunctionModel) -> Problem | None:
@@ -55,6 +61,74 @@ def judge_leftover(path: Path, index: int, function: FunctionModel) -> Problem |
     others = (since[foreign].event, own)
     problem = Problem("GCS309", "mixed", step, item.owner, others, certain=False)
     return problem.unless(since[first:], ZEROES)
+
+
+def judge_unused(path: Path, index: int, unit: Unit) -> tuple[Problem | None, ...]:
+    """Judge whether a reset discards the gradients of a backward that came after the step: GCS302.
+
+    One that the step of another optimizer follows is for that one, unless that has a backward of
+    its own after it, and this one does not reach its model, or finds it frozen. Who reads
+    gradients may want them for themselves.
+    """
+    item = path[index]
+    reset, function = item.event, unit.function
+    assert isinstance(reset, ZeroGrad)
+    if item.turn != 1:
+        return (ABSENT,)
+    found = _step_before(path, index)
+    if found is None or not reset.clears or not _READING.isdisjoint(function.scope.words):
+        return (None,)
+    step, since = found
+    owned = models_of(step, getattr(step.event, "values", frozenset()))
+    late = _unused(since, owned)
+    around = (*path[index + 1 :], *(_since_reset(path, path.index(step)) or ()))
+    if late is None or not any(reached_by(other) & owned for other in around):
+        return (None,)
+    events = function.events() if unit.loop is None else unit.loop.body.events()
+    if takes_gradients(function, events):
+        return (None,)
+    others = (step.event, reset)
+    problem = Problem("GCS302", "unused", late.event, late.owner, others, certain=False)
+    return (problem.unless(since, STEPS),)
+
+
+_READING: Final = frozenset({"grad", "_grad", "register_hook", "getattr", "setattr"})
+
+
+def _step_before(path: Path, index: int) -> tuple[Occurrence, Sequence[Occurrence]] | None:
+    """Return the last step whose gradients a reset clears first, and what lies between."""
+    reset = path[index]
+    for start in range(index - 1, -1, -1):
+        step = path[start]
+        if isinstance(step.event, Step) and covers(reset, step) is True:
+            since = path[start + 1 : index]
+            is_cleared = any(
+                isinstance(other.event, ZeroGrad) and covers(other, step) is not False
+                for other in since
+            )
+            is_odd = step.event.closure or step.event.expects_error
+            return None if is_cleared or is_odd else (step, since)
+    return None
+
+
+def _unused(since: Sequence[Occurrence], owned: frozenset[int]) -> Occurrence | None:
+    """Return the backward that comes too late for a step, among what follows the step."""
+    late: int | None = None
+    for place, other in enumerate(since):
+        event = other.event
+        if isinstance(event, Backward) and not event.seeded and reached_by(other) & owned:
+            late = place
+        elif isinstance(event, Step):
+            others = models_of(other, event.values)
+            if not others or others & owned:
+                return None
+            if late is None:
+                continue
+            has_own = any(reached_by(each) & others for each in since[late + 1 : place])
+            is_apart = not reached_by(since[late]) & others or _is_frozen(others, since[late])
+            if not (has_own and is_apart):
+                return None
+    return None if late is None else since[late]
 
 
 def _since_reset(path: Path, index: int) -> Sequence[Occurrence] | None:
@@ -143,3 +217,33 @@ def _is_of_other_model(values: Values, function: FunctionModel, owned: frozenset
     }
     reached = sites(values) | held_by(values)
     return not reached.isdisjoint(made) and owned.isdisjoint(reached | mentioned_by(values))
+
+
+def _is_frozen(models: frozenset[int], backward: Occurrence) -> bool:
+    """Return whether the last that is done to a model's ``requires_grad`` is to turn it off."""
+    before = itertools.takewhile(lambda event: event is not backward.event, backward.owner.events())
+    wanted = [
+        want
+        for event in before
+        for values, want in _switched(event)
+        if models
+        & _known_to_caller(sites(values) | held_by(values) | mentioned_by(values), backward)
+    ]
+    return bool(wanted) and wanted[-1] is False
+
+
+def _switched(event: Event) -> Iterator[tuple[Values, bool | None]]:
+    """Yield whose gradients an event turns on or off: itself, or ``set_grads(model, False)``."""
+    if isinstance(event, Freeze):
+        yield event.values, event.wanted
+    elif isinstance(event, Call) and event.function is not None and type(event.node) is cst.Call:
+        told = {boolean(argument.value) for argument in event.node.args} - {None}
+        want = told.pop() if len(told) == 1 else None
+        for _, values in event.arguments if _freezes(event.function) else ():
+            yield values, want
+
+
+def _freezes(scope: FunctionScope) -> bool:
+    """Return whether a function of the file sets ``requires_grad``, and nothing else."""
+    acts = {word for word in scope.words if ACTS(word)}
+    return bool(acts) and acts <= {"requires_grad", "requires_grad_"}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from gradcheck_lint.analyses.hidden_effects import (
     DIFFERENTIATING,
@@ -18,6 +19,7 @@ from gradcheck_lint.analyses.repeated_calls import repeats, steps_for_others
 from gradcheck_lint.model.flow import (
     Call,
     Clip,
+    Event,
     ScalerUpdate,
     SchedulerStep,
     Step,
@@ -28,7 +30,7 @@ from gradcheck_lint.model.nearness import STEPS
 from gradcheck_lint.model.paths import Path, matters, once, turns
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.rules.step_order.clipping import judge_clip
-from gradcheck_lint.rules.step_order.leftovers import judge_leftover
+from gradcheck_lint.rules.step_order.leftovers import judge_leftover, judge_unused
 from gradcheck_lint.rules.step_order.problem import ABSENT, Problem, Unit
 from gradcheck_lint.rules.step_order.scaling import judge_unscale, judge_update
 from gradcheck_lint.rules.step_order.stepping import judge_scheduler, judge_step, judge_zero
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gradcheck_lint.model.module import FunctionModel, ModuleModel
+
+
+Judge: TypeAlias = Callable[[Path, int, Unit], "tuple[Problem | None, ...]"]
 
 
 def problems(function: FunctionModel, code: str) -> list[Problem]:
@@ -130,12 +135,15 @@ def _problems_of(function: FunctionModel) -> Iterator[Problem]:
     for loop in reversed(list(function.loops())):
         paths = turns(loop, function)
         if paths:
-            yield from _judge(paths, Unit(function, loop))
-            yield from _mixed(paths, Unit(function, loop))
+            yield from _judge(paths, Unit(function, loop), _JUDGES)
+            yield from _judge(paths, Unit(function, loop), _JUDGES_OF_WHAT_IS_LEFT)
+            yield from _mixed(paths, function)
     paths = once(function)
     if paths:
-        yield from _judge(paths, Unit(function, None))
-        yield from _mixed(_called_again(paths, function), Unit(function, None))
+        yield from _judge(paths, Unit(function, None), _JUDGES)
+        again = _called_again(paths, function)
+        yield from _judge(again, Unit(function, None), _JUDGES_OF_WHAT_IS_LEFT)
+        yield from _mixed(again, function)
 
 
 def _called_again(paths: Sequence[Path], function: FunctionModel) -> Sequence[Path]:
@@ -151,23 +159,25 @@ def _called_again(paths: Sequence[Path], function: FunctionModel) -> Sequence[Pa
 _MOST_PAIRS: Final = 256
 
 
-def _mixed(paths: Sequence[Path], unit: Unit) -> Iterator[Problem]:
+def _mixed(paths: Sequence[Path], function: FunctionModel) -> Iterator[Problem]:
     """Yield the steps that some path leads to with the gradients of two optimizers' losses."""
     for path in paths:
         steps = {id(item.event) for item in path if isinstance(item.event, Step)}
         for index, item in enumerate(path if len(steps) > 1 else ()):
             if isinstance(item.event, Step):
-                problem = judge_leftover(path, index, unit.function)
+                problem = judge_leftover(path, index, function)
                 if problem is not None and problem is not ABSENT:
                     yield problem
 
 
-def _judge(paths: Sequence[Path], unit: Unit) -> Iterator[Problem]:
+def _judge(
+    paths: Sequence[Path], unit: Unit, judges: Mapping[type[Event], Judge]
+) -> Iterator[Problem]:
     """Yield what every path shows that has the event in question."""
     verdicts: dict[int, list[Problem | None]] = defaultdict(list)
     for path in paths:
         for index, item in enumerate(path):
-            judge = _JUDGES.get(type(item.event))
+            judge = judges.get(type(item.event))
             if judge is None or not unit.owns(item):
                 continue
             for slot, verdict in enumerate(judge(path, index, unit)):
@@ -179,7 +189,7 @@ def _judge(paths: Sequence[Path], unit: Unit) -> Iterator[Problem]:
             yield max(problems, key=attrgetter("doubt"))
 
 
-_JUDGES = {
+_JUDGES: Final[Mapping[type[Event], Judge]] = {
     Step: judge_step,
     Clip: judge_clip,
     Unscale: judge_unscale,
@@ -187,3 +197,5 @@ _JUDGES = {
     SchedulerStep: judge_scheduler,
     ZeroGrad: judge_zero,
 }
+_JUDGES_OF_WHAT_IS_LEFT: Final[Mapping[type[Event], Judge]] = {ZeroGrad: judge_unused}
+"""What asks for two iterations, or for two calls of a function that is called again and again."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.step_order.dropped_windows import dropped_windows
 from gradcheck_lint.rules.step_order.protocol import problems
-from gradcheck_lint.rules.step_order.unused_backwards import unused_backwards
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -26,19 +25,7 @@ class ZeroGradMisplaced(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every reset that is out of order on each path it lies on."""
         for problem in problems(function, self.entry.code):
-            yield _violation(problem)
-        for unused in unused_backwards(function):
-            yield Violation(
-                unused.backward.node,
-                f"no step uses the gradients of this backward(): `{unused.step.receiver}` has "
-                "stepped before it, and they are cleared before it steps again",
-                Severity.WARNING,
-                "step after this backward()",
-                (
-                    (unused.step.node, "the step that comes too early"),
-                    (unused.reset.node, "cleared here"),
-                ),
-            )
+            yield _unused(problem) if problem.kind == "unused" else _violation(problem)
         for dropped in dropped_windows(function):
             yield Violation(
                 dropped.reset.node,
@@ -49,6 +36,18 @@ class ZeroGradMisplaced(Rule):
                 "zero after each step alone, or begin to count anew in each epoch",
                 ((dropped.test, "the step waits for this"),),
             )
+
+
+def _unused(problem: Problem) -> Violation:
+    step, reset = problem.others
+    return Violation(
+        problem.event.node,
+        f"no step uses the gradients of this backward(): `{getattr(step, 'receiver', None)}` has "
+        f"stepped before it, and they are cleared before it steps again{problem.reservation}",
+        problem.severity,
+        "step after this backward()",
+        ((step.node, "the step that comes too early"), (reset.node, "cleared here")),
+    )
 
 
 _MESSAGES = {
