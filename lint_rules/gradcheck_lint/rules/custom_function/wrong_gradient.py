@@ -12,6 +12,7 @@ from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, last_word
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.custom_function.clamped_inputs import unmasked
 from gradcheck_lint.rules.custom_function.incoming import computed_of, incoming_of, mentions
+from gradcheck_lint.rules.custom_function.second_derivatives import wrong_derivatives
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -28,7 +29,8 @@ class WrongGradient(Rule):
     entry = catalogue.WRONG_GRADIENT
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
-        """Yield what a backward assigns by index, or multiplies by a mean of what it is given."""
+        """Yield wrong second derivatives, and what a backward assigns by index or averages."""
+        yield from wrong_derivatives(function)
         known = function_with(function, "backward", "vjp")
         incoming = incoming_of(known) if known is not None else frozenset()
         if known is None or not incoming:
