@@ -59,7 +59,8 @@ def wrong_derivatives(function: FunctionModel) -> Iterator[Violation]:
 def _derivatives(function: FunctionModel) -> Iterator[_Derivative]:
     """Yield the derivatives that a function gives a name, each of a name by a name."""
     for node in function.scope.nodes_of(cst.Assign):
-        target, value = node.targets[0].target, node.value
+        target: cst.BaseExpression = node.targets[0].target
+        value = node.value
         if type(target) is cst.Tuple and len(target.elements) == 1:
             target = target.elements[0].value
         elif type(value) is cst.Subscript:

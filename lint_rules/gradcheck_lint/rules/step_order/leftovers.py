@@ -81,7 +81,10 @@ def judge_unused(path: Path, index: int, unit: Unit) -> tuple[Problem | None, ..
     step, since = found
     owned = models_of(step, getattr(step.event, "values", frozenset()))
     late = _unused(since, owned)
-    around = (*path[index + 1 :], *(_since_reset(path, path.index(step)) or ()))
+    following = itertools.takewhile(
+        lambda other: not (isinstance(other.event, Step) and covers(item, other)), path[index + 1 :]
+    )
+    around = (*following, *(_since_reset(path, path.index(step)) or ()))
     if late is None or not any(reached_by(other) & owned for other in around):
         return (None,)
     events = function.events() if unit.loop is None else unit.loop.body.events()
@@ -117,6 +120,8 @@ def _unused(since: Sequence[Occurrence], owned: frozenset[int]) -> Occurrence | 
     for place, other in enumerate(since):
         event = other.event
         if isinstance(event, Backward) and not event.seeded and reached_by(other) & owned:
+            if event.retains_graph:
+                return None  # of what else comes of this graph, another step may make use
             late = place
         elif isinstance(event, Step):
             others = models_of(other, event.values)
