@@ -8,7 +8,8 @@ import itertools
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
@@ -16,6 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradcheck_suite._runtime.exit_codes import internal_error
+from gradcheck_suite._runtime.watchers import register_watcher
 from gradcheck_suite.auditing.detectors.connectivity.frozen_but_changed import (
     DeclaredFrozenDetector,
 )
@@ -72,6 +74,23 @@ _LOCK = threading.RLock()
 def open_sessions() -> tuple[Session, ...]:
     """Return the audits that were begun and not ended yet, the outermost first."""
     return tuple(_OPEN)
+
+
+@contextmanager
+def _aside() -> Iterator[None]:
+    """Let the audit that watches this thread pause, and go on if it is still the innermost."""
+    with _LOCK:
+        session = _OPEN[-1] if _OPEN else None
+        paused = session is not None and session._step_aside_for_check()  # noqa: SLF001 - of this module
+    try:
+        yield
+    finally:
+        with _LOCK:
+            if paused and session is not None and _OPEN and _OPEN[-1] is session:
+                session._go_on()  # noqa: SLF001 - of this module
+
+
+register_watcher(_aside)
 
 
 def kept_ready() -> AbstractContextManager[None]:
@@ -182,7 +201,7 @@ class Session:
             self._recorder.children = Children(options, audit)
         self._is_named = self._is_to_conclude = False
         self._depth = 0
-        self._audits_inside = 0
+        self._audits_inside = self._checks_inside = 0
         self._of_script = of_script
         self.place: Callable[[Finding], Finding] | None = None
         self._script: Session | None = None
@@ -411,6 +430,19 @@ class Session:
         self._audits_inside += 1
         self._stop()
 
+    def _step_aside_for_check(self) -> bool:
+        """Watch no more while a check of ours runs; False if this thread is not watched."""
+        state = self._recorder.state
+        if not state.installed or state.thread != threading.get_ident():
+            return False
+        self._checks_inside += 1
+        self._stop()
+        return True
+
+    def _go_on(self) -> None:
+        if not self._recorder.state.installed:
+            self._start()
+
     @property
     def configured_at(self) -> CallSite | None:
         """The user's line that has set up a library that trains; None if none is known.
@@ -606,10 +638,7 @@ class Session:
         if state.finished:
             lines.append(f"what ran after the first {_count(state.step, 'step')}")
         lines.extend(_skipped_steps(state, recorder.options.overhead))
-        if self._audits_inside:
-            audits = _count(self._audits_inside, "audit")
-            beyond = ", beyond what that saw itself" if inside else ""
-            lines.append(f"what ran inside {audits} opened within this one{beyond}")
+        lines.extend(self._stepped_aside(beyond=", beyond what that saw itself" if inside else ""))
         if self._stream is not None and self._stream.trouble is not None:
             lines.append(self._stream.trouble)
         for detector in self._detectors:
@@ -622,6 +651,15 @@ class Session:
         failures = recorder.bus.failures
         lines.extend(f"{failure} (a bug in gradcheck-suite)" for failure in failures)
         return lines
+
+    def _stepped_aside(self, beyond: str) -> Iterator[str]:
+        """Say for what this audit paused."""
+        if self._audits_inside:
+            audits = _count(self._audits_inside, "audit")
+            yield f"what ran inside {audits} opened within this one{beyond}"
+        if self._checks_inside:
+            checks = _count(self._checks_inside, "check")
+            yield f"what gradcheck-suite ran itself in {checks} of gradients"
 
 
 _NOT_SEEN = (

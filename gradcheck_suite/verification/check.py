@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gradcheck_suite._runtime.watchers import unwatched
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.severity import Severity
 from gradcheck_suite.verification.diagnosis.findings import find_mistakes
@@ -160,7 +161,7 @@ def check_with(
     """Check gradients as :func:`check_gradients` does, with options that are validated."""
     chosen_variations(options.variations)
     deadline = Deadline.after(options.time_limit)
-    with torch.inference_mode(mode=False), preserved_randomness():
+    with unwatched(), torch.inference_mode(mode=False), preserved_randomness():
         subject = build_function(fn_or_module, inputs, kwargs, options)
         try:
             report = _check(subject, options, deadline)

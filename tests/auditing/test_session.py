@@ -355,3 +355,47 @@ def test_an_indexed_assignment_is_noted_though_nothing_else_has_happened():
         x[0] = 1.0
     assert session._detectors
     assert session._recorder.bus.failures == []
+
+
+def test_a_check_of_gradients_is_no_training():
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def steps(count):
+        for _ in range(count):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+
+    with gs.audit(model, optimizer) as session:
+        steps(1)
+        assert gs.check_gradients(model, torch.ones(1, 2)).ok
+        assert gs.localize(model, torch.ones(1, 2)).ok
+        steps(2)
+    assert session.report.summary["backwards"] == 3
+    assert session.report.summary["steps"] == 3
+    assert [finding.rule for finding in session.findings] == ["missing-zero-grad"]
+    told = "what gradcheck-suite ran itself in 2 checks of gradients"
+    assert told in session.report.not_covered
+
+
+def test_a_check_that_fails_leaves_the_audit_on():
+    def refuses(x):
+        raise ValueError("no")
+
+    with gs.audit() as session:
+        with pytest.raises(ValueError, match="no"):
+            gs.check_gradients(refuses, torch.ones(2, requires_grad=True))
+        torch.ones(2, requires_grad=True).sum().backward()
+    assert session.report.summary["backwards"] == 1
+
+
+def test_an_audit_inside_of_a_checked_function_goes_back_to_the_outer_one():
+    def audited(x):
+        with gs.audit():
+            return x.sin()
+
+    with gs.audit() as session:
+        assert gs.check_gradients(audited, torch.ones(2, requires_grad=True)).ok
+        torch.ones(2, requires_grad=True).sum().backward()
+    assert session.report.summary["backwards"] >= 1
+    assert top_saved_tensors_hooks() is None

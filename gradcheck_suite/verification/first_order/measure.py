@@ -22,7 +22,7 @@ from gradcheck_suite.verification.first_order.piecewise_constant import (
     is_quantized,
 )
 from gradcheck_suite.verification.first_order.pooled_probes import pooled_conclusions
-from gradcheck_suite.verification.first_order.step_stability import vanishes_at_smaller_steps
+from gradcheck_suite.verification.first_order.step_stability import vanishing_at_smaller_steps
 from gradcheck_suite.verification.first_order.ulp_noise import UlpNoise
 from gradcheck_suite.verification.numerics.decision import (
     Conclusion,
@@ -36,7 +36,7 @@ from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.target.non_derivatives import CTC, is_straight_through
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from gradcheck_suite.verification.first_order.probe_context import ProbeContext
     from gradcheck_suite.verification.numerics.evaluation_point import Point
@@ -139,8 +139,11 @@ class GradientMeasurement:
 
     def _refined(self, found: dict[Pair, Conclusion]) -> dict[Pair, Conclusion]:
         """Hold what coarse probes say to smaller steps, to float64 and to many of them together."""
-        held = {pair: self._held_to_smaller_steps(pair, one) for pair, one in found.items()}
-        refuted = {pair for pair, one in held.items() if one.status != found[pair].status}
+        refuted = self._vanishing_at_smaller_steps(found)
+        strides = {
+            pair: replace(found[pair], status="inconclusive", reason=_STRIDES) for pair in refuted
+        }
+        held = found | strides
         finer = conclusions_by_reference(self.context, held, self._noise)
         if finer:
             self.covered.append(_IN_DOUBLE.format(len(finer), len(self.context.pairs)))
@@ -152,15 +155,19 @@ class GradientMeasurement:
             self.not_covered.append(_LATE)
         return held | self._with_failures(pooled)
 
-    def _held_to_smaller_steps(self, pair: Pair, conclusion: Conclusion) -> Conclusion:
-        point = self.context.moved_point() if conclusion.moved else self.context.point
-        if conclusion.status != "fail" or point is None or conclusion.shown.unchanged:
-            return conclusion
-        output, variable = pair
-        step = conclusion.shown.estimate.step
-        if vanishes_at_smaller_steps(self.context, point, variable, output, step):
-            return replace(conclusion, status="inconclusive", reason=_STRIDES)
-        return conclusion
+    def _vanishing_at_smaller_steps(self, found: Mapping[Pair, Conclusion]) -> set[Pair]:
+        """Return the pairs that look wrong along usual steps and certainly not along smaller."""
+        vanishing: set[Pair] = set()
+        for moved in (False, True):
+            failing = {
+                pair: one.shown.estimate.step
+                for pair, one in found.items()
+                if one.status == "fail" and one.moved is moved and not one.shown.unchanged
+            }
+            point = self.context.moved_point() if moved and failing else self.context.point
+            if point is not None:
+                vanishing |= vanishing_at_smaller_steps(self.context, point, failing)
+        return vanishing
 
     def _concluded(self, pair: Pair) -> Conclusion:
         conclusion = conclude(self._outcomes[pair], self.context.precision)

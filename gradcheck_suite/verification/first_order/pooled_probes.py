@@ -256,11 +256,17 @@ class ProbePool:
         self._seen: list[list[_Seen]] = [[] for _ in point.outputs]
         self.changes = [False] * len(point.outputs)
 
-    def take(self, probe: int) -> bool:
-        """Take a probe at every step; False if the function can't be evaluated near by."""
+    def take(self, probe: int, rows: Sequence[Sequence[torch.Tensor | None]] | None = None) -> bool:
+        """Take a probe at every step; False if the function can't be evaluated near by.
+
+        Args:
+            probe: its number, which its cotangents and directions are drawn by.
+            rows: the gradients for these cotangents, where they are known already.
+        """
         point, context = self._point, self._context
         cotangents = context.cotangents(point, probe)
-        rows = differentiate(context.subject, point, cotangents).rows
+        if rows is None:
+            rows = differentiate(context.subject, point, cotangents).rows
         along = {variable: context.direction(probe, variable) for variable in self._variables}
         if self._in_proportion:
             along = {variable: context.in_proportion(variable, v) for variable, v in along.items()}

@@ -17,6 +17,7 @@ from torch import nn
 from torch.func import functional_call
 
 from gradcheck_suite import _torch_compat
+from gradcheck_suite._runtime.watchers import unwatched
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.findings import JSON, Finding, Related, Report, Verdict, VerdictStatus
 from gradcheck_suite.verification.check import check_with
@@ -117,6 +118,7 @@ def localize(
     positional, keyword = split_arguments(args, kwargs)
     run = _Run(model, positional, keyword, loss, seed, Deadline.after(time_limit))
     with (
+        unwatched(),
         torch.inference_mode(mode=False),
         torch.enable_grad(),
         preserved_randomness(),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from gradcheck_suite._runtime.watchers import unwatched
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.findings import Finding
 from gradcheck_suite.severity import Severity
@@ -89,7 +90,7 @@ class FailingCheck:
             UsageError: no such script can be written; the message says why and what to do.
         """
         refusal: UsageError | None = None
-        with torch.inference_mode(mode=False), preserved_randomness():
+        with unwatched(), torch.inference_mode(mode=False), preserved_randomness():
             for candidate in (*self._functions(), self):
                 try:
                     return candidate.written()
