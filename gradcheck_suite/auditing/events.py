@@ -54,6 +54,7 @@ AutocastEntered            when autocast is entered where it was off
 GeneratorSet               after ``manual_seed`` and ``set_rng_state`` of torch's own generator
 GradModeChanged            at ``no_grad``, ``inference_mode``, ``enable_grad``, ``set_grad_enabled``
 StateTaken                 after the outermost ``module.state_dict()``
+LoadStarted                before the outermost ``module.load_state_dict(...)``
 StateLoaded                after the outermost ``module.load_state_dict(...)`` that did not raise
 CopiedOntoItself           after ``copy_`` from the very memory that it writes
 Written                    after an in-place call outside ``optimizer.step()``
@@ -121,6 +122,7 @@ __all__ = [
     "IndexedAssigned",
     "LeafBackwardStarted",
     "LegacyFunctionCalled",
+    "LoadStarted",
     "LossScaled",
     "ModeChanged",
     "ModuleConverted",
@@ -538,6 +540,13 @@ class GeneratorSet(NamedTuple):
     site: CallSite | None
 
 
+class LoadStarted(NamedTuple):
+    """``module.load_state_dict()`` was called, and has loaded nothing yet."""
+
+    module: nn.Module
+    site: CallSite | None
+
+
 class StateLoaded(NamedTuple):
     """A module was given a state, of whose entries those were taken that fit.
 
@@ -684,6 +693,7 @@ Event: TypeAlias = (
     | GeneratorSet
     | GradModeChanged
     | StateTaken
+    | LoadStarted
     | StateLoaded
     | CopiedOntoItself
     | Written

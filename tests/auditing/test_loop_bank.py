@@ -13,6 +13,7 @@ from tests.auditing.loops import (  # noqa: F401 - they fill the bank
     agents,
     augmentations,
     averages,
+    below,
     by_hand,
     checkpoints,
     clipping,
@@ -100,6 +101,16 @@ def test_the_bank_is_large_enough():
 
 
 WORDS = {
+    "average_made_before_a_load": ("warning", "copies of them from before the load"),
+    "block_that_rectifies_what_it_adds": (
+        "warning",
+        "`x` is written in place by relu_() inside the call of `block`, and read again after it",
+    ),
+    "noise_in_the_target": (
+        "warning",
+        "`given`, which `noise` returns, and `wanted` are one memory",
+    ),
+    "windows_scaled_in_the_series": ("warning", "`window` lies in the memory of `self.values`"),
     "computed_weight_filled": (
         "warning",
         "normal_() set a weight here, 2 times, which weight_norm computes from other parameters",

@@ -12,6 +12,9 @@ from gradcheck_suite.auditing.detectors.connectivity.computed_weight_written imp
 from gradcheck_suite.auditing.detectors.connectivity.constant_loss_term import (
     ConstantLossTermDetector,
 )
+from gradcheck_suite.auditing.detectors.connectivity.copied_before_load import (
+    CopiedBeforeLoadDetector,
+)
 from gradcheck_suite.auditing.detectors.connectivity.copy_left_behind import (
     CopyLeftBehindDetector,
 )
@@ -62,6 +65,9 @@ from gradcheck_suite.auditing.detectors.corruption.slice_write_in_loop import (
     SliceWriteInLoopDetector,
 )
 from gradcheck_suite.auditing.detectors.corruption.stale_graph import StaleGraphDetector
+from gradcheck_suite.auditing.detectors.corruption.written_below_its_reader import (
+    WrittenBelowItsReaderDetector,
+)
 from gradcheck_suite.auditing.detectors.functions.function_calls import FunctionCallDetector
 from gradcheck_suite.auditing.detectors.functions.function_contract import FunctionContractDetector
 from gradcheck_suite.auditing.detectors.functions.parameters_left_out import (
@@ -220,6 +226,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         OneNetworkDetector(recorder),
         HookedOutputDetector(recorder),
         InputWrittenInPlaceDetector(recorder),
+        WrittenBelowItsReaderDetector(recorder),
         rates,
         StepWithoutEffectDetector(recorder.optimizers, rates),
         ParameterNeverMovedDetector(windows, leaves, names, rates),
@@ -238,6 +245,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         RepeatedLayerDetector(),
         NothingLoadedDetector(),
         LoadedAndOverwrittenDetector(recorder, leaves),
+        CopiedBeforeLoadDetector(recorder, leaves),
         ComputedWeightWrittenDetector(),
         GraphKeptDetector(recorder, carried),
         GraphWithoutBackwardDetector(recorder),

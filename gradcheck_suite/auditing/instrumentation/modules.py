@@ -14,6 +14,7 @@ from gradcheck_suite.auditing.call_sites import call_site, sites_up_to_library
 from gradcheck_suite.auditing.events import (
     ForwardFinished,
     ForwardHookRegistered,
+    LoadStarted,
     ModeChanged,
     ModuleConverted,
     StateLoaded,
@@ -91,7 +92,7 @@ class ModeSource(EventSource):
 class StateSource(EventSource):
     """Replaces ``Module.state_dict``, which calls that of each child, and ``load_state_dict``."""
 
-    kinds = (StateTaken, StateLoaded)
+    kinds = (StateTaken, LoadStarted, StateLoaded)
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)
@@ -121,6 +122,8 @@ class StateSource(EventSource):
         @functools.wraps(original)
         def load_state_dict(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             source: StateSource = self.acting
+            if not source.inside and source.state.running and not is_compiling():
+                source.recorder.bus.emit(LoadStarted(module, call_site()))
             source.inside += 1
             try:
                 result = original(module, *args, **kwargs)

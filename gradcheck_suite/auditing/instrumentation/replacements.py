@@ -60,6 +60,8 @@ class _Watched:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         write_log = _acting.write_log
+        if write_log is not None and write_log.before_write is not None:
+            write_log.look_before(args[0] if args else kwargs.get("input"), _running_frame(1))
         try:
             result = self.original(*args, **kwargs)
         except RuntimeError as error:
@@ -106,6 +108,8 @@ class _WatchedAssignment(_Watched):
 
     def __call__(self, tensor: torch.Tensor, index: Any, value: Any, /) -> Any:
         write_log = _acting.write_log
+        if write_log is not None and write_log.before_write is not None:
+            write_log.look_before(tensor, _running_frame(1))
         try:
             result = self.original(tensor, index, value)
         except RuntimeError as error:
@@ -141,6 +145,8 @@ def _operator(original: Callable[..., Any], name: str) -> Callable[[Any, Any], A
         write_log = acting.write_log
         if write_log is None:
             return original(tensor, other)
+        if write_log.before_write is not None:
+            write_log.look_before(tensor, running_frame(1))
         try:
             result = original(tensor, other)
         except RuntimeError as error:

@@ -47,6 +47,7 @@ _WORTH_A_LOOK = 8
 """Storages from which on old writes are looked for to be dropped. A bound on cost: fewer take no
 memory worth a look."""
 
+_is_compiling = torch.compiler.is_compiling
 _new_tuple = tuple.__new__  # spares a call of Python for each write
 
 
@@ -67,6 +68,9 @@ class WriteLog:
         on_repeat: called, in place of an event, where an indexed assignment that was told of runs
             again; set by whoever was told, or None.
         on_write: called after each write that is noted, while somebody waits for one, or None.
+        before_write: called before each write, with what is written and the code that writes,
+            while somebody wants to know what was there, or None.
+        on_call: called after each write that is noted, with the frame that writes, or None.
         listening: whether writes are the program's own now, and not an optimizer's.
         last: returns what the last write wrote into, where that may run again unnoted.
         latest: the number of the last write that was noted; -1 for none.
@@ -89,6 +93,8 @@ class WriteLog:
         self.listening = False
         self.on_repeat: Callable[[Tensor, CallSite | None], object] | None = None
         self.on_write: Callable[[Tensor, str, CallSite | None], object] | None = None
+        self.before_write: Callable[[Tensor, FrameType], object] | None = None
+        self.on_call: Callable[[Tensor, str, FrameType], object] | None = None
         self._tells_of_indexed = False
         self._tells = self._tells_of_copies = False
 
@@ -102,7 +108,7 @@ class WriteLog:
         """Forget the writes of an audit that is over."""
         self._writes.clear()
         self.last = _nothing
-        self.on_repeat = self.on_write = None
+        self.on_repeat = self.on_write = self.before_write = self.on_call = None
 
     def runs_again(self, operation: str, caller: FrameType) -> bool:
         """Return whether the last write runs again, with nothing between: it tells nothing new.
@@ -185,21 +191,31 @@ class WriteLog:
                 self._bus.emit(IndexedAssigned(tensor, site))
         if self._tells:
             self._bus.emit(Written(tensor, name, sequence, site))
-        if self.on_write is not None:
-            self._tell_who_waits(self.on_write, tensor, name, site)
+        if self.on_write is not None or self.on_call is not None:
+            self._tell_who_waits(tensor, name, site, caller)
+
+    def look_before(self, target: object, caller: FrameType) -> None:
+        """Tell whoever wants to know what is about to be written."""
+        plain = type(target) in _PLAIN and not function_mode_is_active() and not jit_is_tracing()
+        if self.before_write is None or not (plain and self.listening) or _is_compiling():
+            return
+        try:
+            self.before_write(target, caller)  # type: ignore[arg-type]  # a tensor, as was asked
+        except Exception as error:  # noqa: BLE001 - the user's program goes on
+            self.before_write = None
+            self._bus.note_failure("values before a write", error)
 
     def _tell_who_waits(
-        self,
-        waiting: Callable[[Tensor, str, CallSite | None], object],
-        tensor: Tensor,
-        name: str,
-        site: CallSite | None,
+        self, tensor: Tensor, name: str, site: CallSite | None, caller: FrameType
     ) -> None:
         try:
-            waiting(tensor, name, site)
+            if self.on_write is not None:
+                self.on_write(tensor, name, site)
+            if self.on_call is not None:
+                self.on_call(tensor, name, caller)
         except Exception as error:  # noqa: BLE001 - the user's program goes on
-            self.on_write = None
-            self._bus.note_failure("writes into computed weights", error)
+            self.on_write = self.on_call = None
+            self._bus.note_failure("those who wait for writes", error)
 
     def assigned_again(self, tensor: Tensor) -> None:
         """Tell of an indexed assignment that runs again, which writes nothing new."""

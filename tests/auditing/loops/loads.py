@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import torch
 from torch import nn
 
@@ -201,3 +203,116 @@ def target_that_is_loaded_and_follows_another():
         with torch.no_grad():
             for p, q in zip(target.parameters(), online.parameters(), strict=True):
                 p.copy_(q)
+
+
+class _Average:
+    """A moving average of weights, in place or by new tensors."""
+
+    def __init__(self, model, *, inplace):
+        self.inplace = inplace
+        self.shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, model):
+        for name, p in model.named_parameters():
+            if self.inplace:
+                self.shadow[name].mul_(0.9).add_(p, alpha=0.1)
+            else:
+                self.shadow[name] = 0.9 * self.shadow[name] + 0.1 * p
+
+
+def _train_averaged(model, average, steps=6):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for x, y in data(steps):
+        optimizer.zero_grad()
+        mse(model, x, y).backward()
+        optimizer.step()
+        average.update(model)
+
+
+@buggy("GCS415")
+def average_made_before_a_load():
+    state = _state_of(net())
+    model = net()
+    average = _Average(model, inplace=True)
+    model.load_state_dict(state)  # <- here
+    _train_averaged(model, average)
+
+
+@buggy("GCS415")
+def average_of_new_tensors_made_before_a_load():
+    state = _state_of(net())
+    model = net()
+    average = _Average(model, inplace=False)
+    model.load_state_dict(state)  # <- here
+    _train_averaged(model, average)
+
+
+@buggy("GCS415")
+def target_made_before_a_load():
+    state = _state_of(net())
+    model = net()
+    target = deepcopy(model)
+    model.load_state_dict(state)  # <- here
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for number, (x, _) in enumerate(data(8)):
+        with torch.no_grad():
+            expected = 1 + 0.9 * target(x)
+        optimizer.zero_grad()
+        mse(model, x, expected).backward()
+        optimizer.step()
+        if number % 3 == 2:
+            target.load_state_dict(model.state_dict())
+
+
+@clean
+def average_made_after_a_load():
+    state = _state_of(net())
+    model = net()
+    model.load_state_dict(state)
+    _train_averaged(model, _Average(model, inplace=False))
+
+
+@clean
+def average_that_is_loaded_too():
+    state = _state_of(net())
+    model = net()
+    average = _Average(model, inplace=True)
+    model.load_state_dict(state)
+    for name, value in state.items():
+        average.shadow[name].copy_(value)
+    _train_averaged(model, average)
+
+
+@clean
+def beginning_that_is_kept_over_a_load():
+    state = _state_of(net())
+    model = net()
+    beginning = [p.detach().clone() for p in model.parameters()]
+    model.load_state_dict(state)
+    _train(model)
+    torch.stack([(p - b).norm() for p, b in zip(model.parameters(), beginning, strict=True)]).sum()
+
+
+@clean
+def another_network_from_the_same_seed():
+    state = _state_of(net())
+    torch.manual_seed(1)
+    model = net()
+    torch.manual_seed(1)
+    other = net()
+    model.load_state_dict(state)
+    _train(model)
+    _train(other)
+
+
+@clean
+def target_loaded_as_well():
+    state = _state_of(net())
+    model = net()
+    target = deepcopy(model)
+    for each in (model, target):
+        each.load_state_dict(state)
+    _train(model)
+    target.load_state_dict(model.state_dict())
+    _train(model)
