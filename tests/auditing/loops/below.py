@@ -212,6 +212,21 @@ def noise_under_the_same_name():
     _train(nn.Linear(4, 4), loss_of)
 
 
+def _rescale_(x):
+    x.mul_(2.0)
+    return x
+
+
+@clean
+def scaled_by_what_says_that_it_writes():
+    def loss_of(model):
+        wanted = torch.randn(6, 4)
+        given = _rescale_(wanted)
+        return F.mse_loss(model(given), wanted)
+
+    _train(nn.Linear(4, 4), loss_of)
+
+
 @clean
 def noise_whose_result_nobody_wants():
     noise = Noise()

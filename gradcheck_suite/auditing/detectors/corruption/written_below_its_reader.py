@@ -155,7 +155,7 @@ class WrittenBelowItsReaderDetector:
         """Return one finding for each call, and one for each method that changes a data set."""
         items: dict[str | None, Finding] = {}
         for each in self._items.findings(_of_item, least=_ENOUGH_ITEMS):
-            items.setdefault(each.location and each.location.function, each)
+            items.setdefault(None if each.location is None else each.location.function, each)
         return [*self._seen.findings(_finding), *items.values()]
 
     def _begin(self, _event: object) -> None:
