@@ -38,11 +38,9 @@ from gradcheck_suite.auditing.detectors.base import Occurrences, related
 from gradcheck_suite.auditing.detectors.gradients import sample_of
 from gradcheck_suite.auditing.events import (
     Attention,
-    BackwardStarted,
     ForwardFinished,
     OptimizerConstructed,
     StepFinished,
-    StepStarted,
 )
 from gradcheck_suite.auditing.instrumentation.modules import FIRST_STEPS
 from gradcheck_suite.auditing.object_names.tensor_names import operation_words
@@ -146,8 +144,6 @@ class WrittenBelowItsReaderDetector:
         return {
             OptimizerConstructed: self._begin,
             ForwardFinished: self._end_forward,
-            BackwardStarted: self._look_at_results,
-            StepStarted: self._look_at_results,
             StepFinished: self._end_step,
         }
 
@@ -164,10 +160,11 @@ class WrittenBelowItsReaderDetector:
 
     def _end_forward(self, event: ForwardFinished) -> None:
         self._begin(event)
-        self._look_at_results(event)
+        self._look_at_results()
 
     def _end_step(self, _event: StepFinished) -> Attention | None:
         self._left = _WRITES
+        self._look_at_results()
         self._calls.clear()
         if self._recorder.state.step + 1 < FIRST_STEPS:
             return None
@@ -243,7 +240,7 @@ class WrittenBelowItsReaderDetector:
         if now is not None and not torch.equal(before[1], now):
             self._seen.note(below.site, lambda: below)
 
-    def _look_at_results(self, _event: object = None) -> None:
+    def _look_at_results(self) -> None:
         """Take note of calls that have returned what they wrote to, by another name."""
         if not self._calls:
             return
