@@ -316,3 +316,14 @@ def target_loaded_as_well():
     _train(model)
     target.load_state_dict(model.state_dict())
     _train(model)
+
+
+@clean
+def average_that_is_swapped_in_and_out():
+    model = net()
+    average = _Average(model, inplace=True)
+    for _ in range(3):
+        _train_averaged(model, average, 3)
+        weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+        model.load_state_dict(average.shadow)
+        model.load_state_dict(weights)

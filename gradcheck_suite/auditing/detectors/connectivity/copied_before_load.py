@@ -4,7 +4,8 @@ Slow weights, a moving average or a target network are made with the model, from
 weights. A checkpoint or pretrained weights are then loaded into the model alone, and the copies
 go on from weights that nobody trained: they are what is averaged with, pulled to or evaluated.
 
-Of the largest parameters some elements are taken down before each load. Where at the next step any
+Of the largest parameters some elements are taken down before a load, unless they have been trained
+by then: those are taken out for an average of them, and put back. Where at the next step any
 tensor of the program still has them, and the parameter itself has others, the copy is followed: one
 that never changes was kept on purpose, as the beginning to measure from or to go back to. What an
 optimizer owns or a backward reaches is a network of its own.
@@ -139,6 +140,9 @@ class CopiedBeforeLoadDetector:
         self._lines[event.site] += 1
         if self._lines[event.site] > _OF_A_LINE or self._followed >= _MOST or ops_are_recorded():
             return
+        records = map(self._leaves.of, event.module.parameters())
+        if any(record is not None and record.reached for record in records):
+            return  # What was trained is taken out for others, as an average is, and put back.
         self._followed += 1
         weights = without_user_modes(_weights_of, event.module)
         if weights:
