@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Hooks",
     "add_post_hooks",
+    "backward_is_compiled",
     "current_node",
     "engine_entry_points",
     "hooks_registered",
@@ -44,6 +46,15 @@ _NO_GRAPH_TASK = -1
 _graph_task_id: Callable[[], int] = getattr(
     torch._C, "_current_graph_task_id", lambda: _NO_GRAPH_TASK
 )
+
+
+def backward_is_compiled() -> bool:
+    """Return whether compiled autograd would compile a backward that begins now, hooks included.
+
+    Torch notes it in ``torch._dynamo.compiled_autograd`` (torch 2.6 to 2.13).
+    """
+    known = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(known, "compiled_autograd_enabled", False))
 
 
 def current_node() -> Node | None:

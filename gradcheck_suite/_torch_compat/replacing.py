@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import inspect
 import sys
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
 _Function = TypeVar("_Function", bound="Callable[..., Any]")
@@ -23,8 +25,12 @@ __all__ = [
     "forget_compiler_tables",
     "forget_torchscript",
     "in_place_functions",
+    "leave_uncompiled",
+    "left_out_of_compiled_code",
     "never_compiled",
+    "step_was_called",
     "teach_torchscript",
+    "trace_original_of",
 ]
 
 
@@ -148,6 +154,92 @@ def forget_compiler_tables() -> None:
         table.cache_clear()
 
 
+def trace_original_of(replacement: object) -> None:
+    """Have ``torch.compile`` see the function that is wrapped in place of its replacement.
+
+    Torch uses ``_torchdynamo_inline`` for what its own decorators wrap, such as
+    ``torch.jit.script_if_tracing`` (``_dynamo/variables/functions.py``, torch 2.6 to 2.13).
+    """
+    original = getattr(replacement, "__wrapped__", None)
+    if not (isinstance(replacement, FunctionType) and isinstance(original, FunctionType)):
+        return
+    # What is never compiled (``torch._disable_dynamo``) is called as it stands, by way of ours.
+    if original.__code__.co_filename != sys.modules["torch._compile"].__file__:
+        # It looks through one only.
+        vars(replacement)["_torchdynamo_inline"] = vars(original).get(
+            "_torchdynamo_inline", original
+        )
+
+
+def left_out_of_compiled_code(hook: _Function) -> _Function:
+    """Have ``torch.compile`` see a function that does nothing in place of a hook; return it.
+
+    As ``trace_original_of``. To ask whether a compiler runs would cost two calls each time.
+    """
+    vars(hook)["_torchdynamo_inline"] = _do_nothing
+    return hook
+
+
+def _do_nothing(*_arguments: Any) -> None:
+    """Stand for a hook."""
+
+
+def leave_uncompiled(package: str, *, with_all_below: Iterable[type]) -> None:
+    """Have ``torch.compile`` run each function of a package as it stands.
+
+    What is loaded by now is meant, with all that is defined inside of functions and classes. What
+    they call of other packages is compiled as ever, as a wrapper calls functions of the user's; not
+    so below the methods of some classes, which call none. On torch 2.6 these are as the others.
+    """
+    for name, module in list(sys.modules.items()):
+        if f"{name}.".startswith(f"{package}."):
+            for function in _functions_of(module):
+                for code in _code_inside(function.__code__):
+                    _skip_frames_of(code, and_below=False)
+    for owner in with_all_below:
+        for function in _functions_of(owner):
+            _skip_frames_of(function.__code__, and_below=True)
+
+
+def _skip_frames_of(code: CodeType, *, and_below: bool) -> None:
+    frames: Any = getattr(torch._C._dynamo, "eval_frame", None)
+    if hasattr(frames, "set_code_exec_strategy"):
+        action = frames._FrameAction
+        below = action.SKIP if and_below else action.DEFAULT
+        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(action.SKIP, below))
+    elif hasattr(frames, "skip_code"):
+        frames.skip_code(code)
+
+
+_FUNCTIONS = (FunctionType, classmethod, staticmethod, functools._lru_cache_wrapper)
+
+
+def _functions_of(owner: Any) -> Iterator[FunctionType]:
+    """Yield the functions of a module, or of a class, and of the classes that it defines.
+
+    What is made for a class, such as by ``dataclass``, is its own too, whatever module it names.
+    """
+    is_class = isinstance(owner, type)
+    home = owner.__module__ if is_class else owner.__name__
+    for value in list(vars(owner).values()):
+        parts = (value.fget, value.fset) if isinstance(value, property) else (value,)
+        for part in parts:
+            if isinstance(part, _FUNCTIONS):
+                function = inspect.unwrap(cast("Callable[..., Any]", part))
+                own = is_class or function.__module__ == home
+                if own and isinstance(function, FunctionType):
+                    yield function
+        if isinstance(value, type) and value.__module__ == home and value is not owner:
+            yield from _functions_of(value)
+
+
+def _code_inside(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _code_inside(constant)
+
+
 def never_compiled(function: _Function) -> _Function:
     """Have ``torch.compile`` run ``function`` and what it calls as it stands; return it.
 
@@ -156,11 +248,14 @@ def never_compiled(function: _Function) -> _Function:
     meets for a part of the user's code (torch 2.13). On torch 2.6 what ``function`` calls is not
     included. ``torch.compiler.disable`` does the same, at the cost of a call each time.
     """
-    code = function.__code__
-    frames: Any = getattr(torch._C._dynamo, "eval_frame", None)
-    if hasattr(frames, "set_code_exec_strategy"):
-        skip = frames._FrameAction.SKIP
-        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
-    elif hasattr(frames, "skip_code"):
-        frames.skip_code(code)
+    _skip_frames_of(function.__code__, and_below=True)
     return function
+
+
+def step_was_called(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer that has a scheduler has stepped, as the scheduler goes by.
+
+    Schedulers wrap its ``step`` to note it (``lr_scheduler.py``, torch 2.6 to 2.13), which a step
+    that is compiled does too.
+    """
+    return bool(getattr(optimizer, "_opt_called", False))

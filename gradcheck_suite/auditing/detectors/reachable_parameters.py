@@ -159,7 +159,10 @@ def _name_of(kind: type[Node]) -> str:
 def _note_custom(found: ReachableGraph, node: Node, custom: type, following: Following) -> None:
     found.custom.append(node)
     # The one name that all of AOTAutograd's graphs have.
-    found.compiled = found.compiled or type(node).__name__ == "CompiledFunctionBackward"
+    if type(node).__name__ == "CompiledFunctionBackward":
+        # What it gives no gradient, the compiled code does not use: nobody wrote its backward.
+        found.compiled = True
+        return
     for function, _ in following:
         direct = getattr(function, "variable", None)
         if direct is not None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gradcheck_suite._runtime.patches import Patches
+from gradcheck_suite._torch_compat import leave_uncompiled, trace_original_of
+from gradcheck_suite.auditing.event_bus import EventBus
 from gradcheck_suite.auditing.instrumentation.autocast import AutocastSource
 from gradcheck_suite.auditing.instrumentation.backward import BackwardSource
 from gradcheck_suite.auditing.instrumentation.checkpoints import CheckpointSource
@@ -32,12 +35,12 @@ from gradcheck_suite.auditing.instrumentation.torch_warnings import (
     TorchWarningSource,
     WarningLineSource,
 )
+from gradcheck_suite.auditing.recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gradcheck_suite.auditing.instrumentation.base import EventSource
-    from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["Installation", "installation", "kept_in_place"]
 
@@ -67,6 +70,20 @@ _SOURCES: Sequence[type[EventSource]] = (
 )
 
 
+class _HiddenPatches(Patches):
+    """Replacements in whose place ``torch.compile`` sees what they replace."""
+
+    def replace(self, owner: Any, name: str, value: object) -> None:
+        trace_original_of(value)
+        super().replace(owner, name, value)
+
+
+@functools.cache
+def _leave_ourselves_uncompiled() -> None:
+    """Let no function of ours be compiled where torch.compile takes up each frame that runs."""
+    leave_uncompiled(__name__.partition(".")[0], with_all_below=(EventBus, Recorder))
+
+
 class Installation:
     """Sources of events and stand-ins for in-place functions, acting for one audit at a time.
 
@@ -77,12 +94,13 @@ class Installation:
 
     def __init__(self, idle: Recorder | None = None) -> None:
         self._idle = idle
-        self._patches = Patches()
+        self._patches = _HiddenPatches()
         self._placed: dict[type[EventSource], EventSource] = {}
         self._replacements = InPlaceReplacements()
 
     def begin(self, recorder: Recorder) -> None:
         """Put in place what this audit needs and is not there yet, and let all act for it."""
+        _leave_ourselves_uncompiled()
         for kind in _SOURCES:
             if kind.always or recorder.bus.wants_any(kind.kinds):
                 placed = self._placed.get(kind)

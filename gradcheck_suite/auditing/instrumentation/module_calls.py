@@ -18,6 +18,7 @@ from torch import nn
 from gradcheck_suite._torch_compat import (
     function_mode_is_active,
     jit_is_tracing,
+    trace_original_of,
     without_torch_function,
 )
 
@@ -160,6 +161,7 @@ class ModuleCalls:
                 self._tell(module, result)
             return result
 
+        trace_original_of(call)
         self._replaced = (call, original)
         nn.Module.__call__ = call  # type: ignore[method-assign]
 

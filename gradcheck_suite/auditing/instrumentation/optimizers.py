@@ -14,6 +14,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from gradcheck_suite._torch_compat import left_out_of_compiled_code
 from gradcheck_suite.auditing.call_sites import exact_call_site
 from gradcheck_suite.auditing.events import (
     GradientsCleared,
@@ -59,6 +60,7 @@ class OptimizerSource(EventSource):
         super().__init__(recorder)
         self.under_construction: set[int] = set()
         self.site: CallSite | None = None
+        self._stepping = 0
         self._handles: list[RemovableHandle] = []
 
     def install(self, patches: Patches) -> None:
@@ -80,7 +82,9 @@ class OptimizerSource(EventSource):
         for handle in self._handles:
             handle.remove()
 
+    @left_out_of_compiled_code
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._stepping += 1
         source: OptimizerSource = self.acting
         recorder = source.recorder
         if not recorder.state.running:
@@ -92,7 +96,12 @@ class OptimizerSource(EventSource):
             started = StepStarted(recorder.state.step, optimizer, source.site, has_closure)
             recorder.bus.emit(started)
 
+    @left_out_of_compiled_code
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        # What comes after a step is no part of what is compiled, where it is all hooks.
+        if not self._stepping:
+            return
+        self._stepping -= 1
         source: OptimizerSource = self.acting
         recorder = source.recorder
         if not recorder.state.running and (

@@ -86,11 +86,17 @@ class ModuleTree:
 
     def outermost(self, module: nn.Module) -> nn.Module:
         """Return the module that this one is in and that is in no other."""
+        *_, outermost = self.ancestry(module)
+        return outermost
+
+    def ancestry(self, module: nn.Module) -> Iterator[nn.Module]:
+        """Yield this module and those that it is in, the outermost last."""
         seen = {id(module)}
+        yield module
         while (up := self.parent(module)) is not None and id(up[0]) not in seen:
             module = up[0]
             seen.add(id(module))
-        return module
+            yield module
 
     def name(self, module: nn.Module) -> str:
         """Return what the program calls a module: by a variable, if a running function has one."""

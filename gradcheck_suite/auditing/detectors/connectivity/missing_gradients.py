@@ -78,7 +78,8 @@ class Place:
     """Where a parameter without gradients belongs.
 
     ``outermost`` is the outermost module that has its module in it and no parameter with a
-    gradient; None where its own module is that.
+    gradient; None where its own module is that. ``compiled`` says whether its module is a part of
+    one that ``torch.compile`` was given, of whose inner calls nobody hears.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Place:
     siblings: frozenset[int]
     forward: Location | None
     outermost: Part | None = None
+    compiled: bool = False
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite import catalogue
+from gradcheck_suite._torch_compat import is_compiled
 from gradcheck_suite.auditing.call_sites import (
     CallSite,
     is_user_code,
@@ -506,6 +507,7 @@ class ParameterWithoutGradientDetector:
                     siblings,
                     forward_of(module if up is None else up[0]),
                     _outermost(tree, module, watched.missing),
+                    any(map(is_compiled, tree.ancestry(module))),
                 )
             else:
                 name = self._names.of(parameter) or local_name(parameter) or "a tensor"
@@ -551,6 +553,8 @@ class ParameterWithoutGradientDetector:
             return self._functional(watched, place)
         if not calls:
             caller = place.forward if place.outermost is None else place.outermost.forward
+            if place.compiled or self._compiled:
+                return self._in_compiled_code(watched, place, caller)
             return Verdict(
                 catalogue.PARAMETER_WITHOUT_GRADIENT,
                 caller or location_of(watched.site),
@@ -582,6 +586,20 @@ class ParameterWithoutGradientDetector:
         if not any(call.recording for call in calls):
             return under_no_grad(first)
         return self._cut_after_any(calls, place)
+
+    def _in_compiled_code(self, watched: Watched, place: Place, caller: Location | None) -> Verdict:
+        """Return what the source tells of a module whose calls, if there are any, are compiled."""
+        flow: Flow = "unknown" if caller is None else follow(caller, from_calls=True)
+        if isinstance(flow, Cut):
+            return broken(flow, None)
+        return Verdict(
+            catalogue.PARAMETER_WITHOUT_GRADIENT,
+            caller or location_of(watched.site),
+            f"in the compiled code, {MODULE} is not called, or what it returns does not reach the "
+            "loss",
+            "run it without torch.compile under the audit, which then names the line",
+            outermost=_outermost_of(place),
+        )
 
     def _cut_after_any(self, calls: list[Call], place: Place) -> Verdict:
         """Follow the last call whose output was to have a gradient, or else one before it.

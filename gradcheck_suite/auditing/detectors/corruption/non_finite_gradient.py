@@ -25,6 +25,7 @@ from gradcheck_suite import catalogue
 from gradcheck_suite._runtime.memory import is_readable
 from gradcheck_suite._runtime.version_error import operation_of
 from gradcheck_suite._torch_compat import (
+    backward_is_compiled,
     current_node,
     function_mode_is_active,
     node_sequence_number,
@@ -203,7 +204,8 @@ class NonFiniteGradientDetector:
             if self._loss is not None:  # that of an earlier turn, whose step was left out
                 self._loss = self._birth = None
             return _next(iteration, _LOSSES_EVERY)
-        if not _may_look():
+        # Compiled autograd would make the hooks a part of what it compiles.
+        if not _may_look() or backward_is_compiled():
             return None
         self._round += 1
         # On a graph that is gone through again, those of each time would add up.

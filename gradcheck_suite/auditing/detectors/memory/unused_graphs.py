@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from gradcheck_suite import catalogue
-from gradcheck_suite._torch_compat import node_metadata
+from gradcheck_suite._torch_compat import node_metadata, transform_is_active
 from gradcheck_suite.auditing.call_sites import CallSite, call_site, location_of
 from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.events import (
@@ -397,6 +397,9 @@ class UnusedGraphDetector:
             _close(phase)
         node = _node_of(output)
         site = call_site()
+        if transform_is_active():
+            # What torch.func records is the transform's own, and used without any backward().
+            return
         if node is None or site is None or module.training or not torch.is_grad_enabled():
             return
         if not any(parameter.requires_grad for parameter in module.parameters()):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim.lr_scheduler import ChainedScheduler, ReduceLROnPlateau
 
 from gradcheck_suite import catalogue
+from gradcheck_suite._torch_compat import step_was_called
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.events import ScalerStepped, SchedulerStepped
 from gradcheck_suite.findings import Finding
@@ -106,6 +107,8 @@ class SchedulerBeforeStepDetector:
         if seen is None:
             early = (
                 window.steps == 0
+                # A step that torch.compile has compiled is seen by torch's own note of it alone.
+                and not step_was_called(optimizer)
                 and window.constructed_at is not None
                 and (
                     isinstance(scheduler, ChainedScheduler)  # it counts nothing itself
