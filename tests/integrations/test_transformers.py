@@ -151,6 +151,25 @@ def test_the_optimizer_is_made_where_the_user_has_asked_for_it(tmp_path, kind, m
     assert lines[1] == "makes the loss"
 
 
+def test_an_optimizer_and_a_schedule_that_are_handed_in_are_audited(tmp_path):
+    callback, model = GradcheckCallback(), bert()
+    optimizer = torch.optim.SGD(model.bert.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer)
+    trainer = OwnLoss(
+        model=model,
+        args=arguments(tmp_path),
+        train_dataset=rows(),
+        callbacks=[callback],
+        optimizers=(optimizer, schedule),
+    )
+    trainer.train()
+    finding = the("GCS307", callback.session)
+    assert "classifier.weight" in finding.message
+    lines = [comment_at(each.location) for each in finding.related]
+    assert "makes the loss" in (*lines, comment_at(finding.location))
+    assert [each.name for each in callback.session.ledger.optimizers] == ["SGD"]
+
+
 def test_an_exception_arrives_unchanged_and_ends_the_audit(tmp_path):
     class Fails(KeepsLosses):
         def loss_of(self, logits, labels):
