@@ -20,6 +20,8 @@ html_extra_path = ["extra"]
 html_show_sphinx = False
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+# For excerpts, the search would fetch every page that it finds, which browsers refuse from disk.
+html_show_search_summary = False
 
 add_module_names = False
 autodoc_member_order = "bysource"

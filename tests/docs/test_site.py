@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,8 @@ OUT_OF_REACH = """
 })()
 """
 
+TEXT = "document.querySelector('#search-results')?.innerText ?? ''"
+
 
 @pytest.fixture
 def tab(tmp_path):
@@ -124,6 +127,18 @@ def test_every_page_fits_its_window(site, tab, width):
     assert {name: what for name, what in found.items() if what} == {}
     assert tab.errors == []
     assert [url for url in tab.requests if not url.startswith(("file:", "data:"))] == []
+
+
+@pytest.mark.slow
+def test_a_search_from_disk_finds_pages(site, tab):
+    tab.ask("Page.navigate", url=f"{(site / 'search.html').as_uri()}?q=missing-zero-grad")
+    started = time.monotonic()
+    found = "document.querySelectorAll('#search-results li a').length"
+    while not (tab.evaluate(found) and "Search Results" in tab.evaluate(TEXT)):
+        assert time.monotonic() - started < 60
+        time.sleep(0.1)
+    assert "GCS301 missing-zero-grad" in tab.evaluate(TEXT)
+    assert tab.errors == []
 
 
 @pytest.mark.slow
