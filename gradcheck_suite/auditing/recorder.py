@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 from collections import deque
+from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ from gradcheck_suite.auditing.saved_tensors.write_log import WriteLog
 from gradcheck_suite.auditing.write_tracing import WriteTracer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from torch import nn
     from torch.optim import Optimizer
@@ -295,6 +296,26 @@ class Recorder:
             state.paused_for = length
             state.running = self.write_log.listening = False
             remove_saved_tensors_hooks(self.hooks)
+
+    @contextmanager
+    def looking_away(self) -> Iterator[None]:
+        """Watch nothing of what runs inside, which is no part of the program."""
+        state = self.state
+        top = top_saved_tensors_hooks()
+        is_watching = state.running and threading.get_ident() == state.thread
+        has_hooks = is_watching and top is not None and top[0] is self.hooks[0]
+        if has_hooks:
+            remove_saved_tensors_hooks(self.hooks)
+        if is_watching:
+            state.running = self.write_log.listening = False
+        try:
+            yield
+        finally:
+            # An audit that was opened inside has ended, and this one begun again, if it runs.
+            if is_watching and state.installed and not state.running:
+                state.running = self.write_log.listening = True
+                if has_hooks:
+                    push_saved_tensors_hooks(*self.hooks)
 
     def _may_pause(self) -> bool:
         """Return whether nobody is at anything that the next steps have a part in."""

@@ -9,7 +9,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
@@ -78,16 +78,9 @@ def open_sessions() -> tuple[Session, ...]:
 
 @contextmanager
 def _aside() -> Iterator[None]:
-    """Let the audit that watches this thread pause, and go on if it is still the innermost."""
-    with _LOCK:
-        session = _OPEN[-1] if _OPEN else None
-        paused = session is not None and session._step_aside_for_check()  # noqa: SLF001 - of this module
-    try:
+    """Let the innermost audit look away."""
+    with _OPEN[-1].looking_away() if _OPEN else nullcontext():
         yield
-    finally:
-        with _LOCK:
-            if paused and session is not None and _OPEN and _OPEN[-1] is session:
-                session._go_on()  # noqa: SLF001 - of this module
 
 
 register_watcher(_aside)
@@ -201,7 +194,7 @@ class Session:
             self._recorder.children = Children(options, audit)
         self._is_named = self._is_to_conclude = False
         self._depth = 0
-        self._audits_inside = self._checks_inside = 0
+        self._audits_inside = 0
         self._of_script = of_script
         self.place: Callable[[Finding], Finding] | None = None
         self._script: Session | None = None
@@ -430,18 +423,9 @@ class Session:
         self._audits_inside += 1
         self._stop()
 
-    def _step_aside_for_check(self) -> bool:
-        """Watch no more while a check of ours runs; False if this thread is not watched."""
-        state = self._recorder.state
-        if not state.installed or state.thread != threading.get_ident():
-            return False
-        self._checks_inside += 1
-        self._stop()
-        return True
-
-    def _go_on(self) -> None:
-        if not self._recorder.state.installed:
-            self._start()
+    def looking_away(self) -> AbstractContextManager[None]:
+        """Watch nothing of what runs inside, which is no part of the program."""
+        return self._recorder.looking_away()
 
     @property
     def configured_at(self) -> CallSite | None:
@@ -638,7 +622,10 @@ class Session:
         if state.finished:
             lines.append(f"what ran after the first {_count(state.step, 'step')}")
         lines.extend(_skipped_steps(state, recorder.options.overhead))
-        lines.extend(self._stepped_aside(beyond=", beyond what that saw itself" if inside else ""))
+        if self._audits_inside:
+            audits = _count(self._audits_inside, "audit")
+            beyond = ", beyond what that saw itself" if inside else ""
+            lines.append(f"what ran inside {audits} opened within this one{beyond}")
         if self._stream is not None and self._stream.trouble is not None:
             lines.append(self._stream.trouble)
         for detector in self._detectors:
@@ -651,15 +638,6 @@ class Session:
         failures = recorder.bus.failures
         lines.extend(f"{failure} (a bug in gradcheck-suite)" for failure in failures)
         return lines
-
-    def _stepped_aside(self, beyond: str) -> Iterator[str]:
-        """Say for what this audit paused."""
-        if self._audits_inside:
-            audits = _count(self._audits_inside, "audit")
-            yield f"what ran inside {audits} opened within this one{beyond}"
-        if self._checks_inside:
-            checks = _count(self._checks_inside, "check")
-            yield f"what gradcheck-suite ran itself in {checks} of gradients"
 
 
 _NOT_SEEN = (

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch.autograd.gradcheck import GradcheckError
 
+from gradcheck_suite._runtime.watchers import unwatched
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.severity import Severity
 from gradcheck_suite.verification.check import check_with
@@ -173,11 +174,11 @@ def gradgradcheck(
             "Expected at least one of check_fwd_over_rev or check_rev_over_rev to be True"
         )
     given = _tupled(inputs)
-    cotangents = (
-        _random_cotangents(func, given, noncontiguous=gen_non_contig_grad_outputs)
-        if grad_outputs is None
-        else _tupled(grad_outputs)
-    )
+    if grad_outputs is None:
+        with unwatched():
+            cotangents = _random_cotangents(func, given, noncontiguous=gen_non_contig_grad_outputs)
+    else:
+        cotangents = _tupled(grad_outputs)
     if not cotangents:
         raise ValueError(
             "gradgradcheck expects at least one output to require gradient, but none of them does; "
@@ -236,12 +237,13 @@ class _Check:
 
 def _run(check: _Check, *, raise_exception: bool) -> bool:
     try:
-        if check.tolerances is not None:
-            _by_torch(check, check.tolerances)
-        elif check.compared:
-            _by_measured_error(check)
-        else:
-            _by_torch(check, {})
+        with unwatched():
+            if check.tolerances is not None:
+                _by_torch(check, check.tolerances)
+            elif check.compared:
+                _by_measured_error(check)
+            else:
+                _by_torch(check, {})
     except GradcheckError:
         if raise_exception:
             raise

@@ -374,8 +374,7 @@ def test_a_check_of_gradients_is_no_training():
     assert session.report.summary["backwards"] == 3
     assert session.report.summary["steps"] == 3
     assert [finding.rule for finding in session.findings] == ["missing-zero-grad"]
-    told = "what gradcheck-suite ran itself in 2 checks of gradients"
-    assert told in session.report.not_covered
+    assert session.report.not_covered == ()
 
 
 def test_a_check_that_fails_leaves_the_audit_on():
