@@ -105,8 +105,6 @@ def entry_page(entry: catalogue.Entry) -> str:
     parts = [explain_markdown(entry, level=1)]
     rooms = rooms_of(entry)
     if "auditing" in rooms:
-        if not entry.in_source:
-            parts.append("## How to silence it")
         parts.append(f'In a test that is audited: `autograd_audit.allow("{entry.slug}")`.')
     costs = [_LINT_COSTS] * entry.in_source + [ROOMS[room] for room in rooms]
     if costs:

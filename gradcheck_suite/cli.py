@@ -27,7 +27,7 @@ from gradcheck_suite.errors import UsageError
 from gradcheck_suite.reporting.paths import display_path
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
 _DESCRIPTION = """\
@@ -65,12 +65,14 @@ _FOR_THE_LINTER = ("lint", "check", "fix", "format", "server")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``gradcheck-suite`` with these arguments and return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = _build_parser()
+    parser, commands = _build_parser()
     if not words:
         parser.print_help(sys.stderr)
         return USAGE
     _refuse_unknown_command(words[0], parser)
-    arguments = parser.parse_args(words)
+    arguments, unknown = parser.parse_known_args(words)
+    if unknown:
+        _refuse_unknown_option(unknown, commands[arguments.command])
     # The user's code may put another in its place.
     arguments.stdout = sys.stdout
     return exit_status(
@@ -113,7 +115,16 @@ def _refuse_unknown_command(word: str, parser: argparse.ArgumentParser) -> None:
     parser.error(f"there is no command {word!r}; {advice}")
 
 
-def _build_parser() -> argparse.ArgumentParser:
+def _refuse_unknown_option(unknown: Sequence[str], command: argparse.ArgumentParser) -> None:
+    """Say so with the usage of the command, and what may have been meant."""
+    known = [name for action in command._actions for name in action.option_strings]  # noqa: SLF001 - argparse names them nowhere else
+    near = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
+    advice = f"; did you mean {near[0]}?" if near else ""
+    command.error(f"unrecognized arguments: {' '.join(unknown)}{advice}")
+
+
+def _build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """Return the parser of the command line, and those of the commands by name."""
     parser = argparse.ArgumentParser(
         prog="gradcheck-suite",
         description=_DESCRIPTION,
@@ -129,7 +140,7 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     for command in _COMMANDS.values():
         command.add_parser(subparsers)
-    return parser
+    return parser, subparsers.choices
 
 
 def _not_our_fault(error: Exception, command: str) -> str | None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from gradcheck_suite import catalogue
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.reporting import format_of_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gradcheck_suite.findings import Report
+    from gradcheck_suite.findings import Finding, Report
 
 __all__ = ["AuditOptions", "ReportTarget", "options_from"]
 
@@ -48,6 +50,8 @@ class AuditOptions:
             end for the reports of the others.
         stream: a file that each finding is appended to the moment it is known, as one line of
             JSON, so that a process that is killed loses none.
+        ignore: codes or names of mistakes that are not told, such as ``["GCS702"]``; how many were
+            found is.
         report: where the report goes when the audit ends: True, to standard error, if there is
             something to say; False, nowhere; a function, which is given it; or a file, in the
             format of its suffix.
@@ -62,6 +66,7 @@ class AuditOptions:
     max_steps: int | None = None
     wait_for_ranks: float = 60.0
     stream: str | os.PathLike[str] | None = None
+    ignore: Collection[str] = ()
     report: ReportTarget = True
 
     def __post_init__(self) -> None:
@@ -88,6 +93,7 @@ class AuditOptions:
         path: object = self.stream
         if path is not None and not (isinstance(path, (str, os.PathLike)) and os.fspath(path)):
             raise UsageError(f"audit: stream must be the path of a file, got {path!r}")
+        self._check_ignored()
         self._check_report()
         for name, unit in (("overhead", "per cent"), ("wait_for_ranks", "seconds")):
             target: object = getattr(self, name)
@@ -96,6 +102,22 @@ class AuditOptions:
                 raise UsageError(
                     f"audit: {name} must be a number of {unit}, 0 or more, got {target!r}"
                 )
+
+    def _check_ignored(self) -> None:
+        if isinstance(self.ignore, str):
+            raise UsageError(
+                f"audit: ignore must be a list of codes or names, got {self.ignore!r}; give "
+                f"[{self.ignore!r}]"
+            )
+        for name in self.ignore:
+            if catalogue.find(name) is None:
+                near = ", ".join(catalogue.suggest(name))
+                advice = f"did you mean {near}?" if near else "`gradcheck-suite rules` lists all"
+                raise UsageError(f"audit: ignore has {name!r}, which is no mistake; {advice}")
+
+    def ignores(self, finding: Finding) -> bool:
+        """Return whether a finding is one of those that are not to be told."""
+        return any(catalogue.find(name) is catalogue.find(finding.code) for name in self.ignore)
 
     def _check_report(self) -> None:
         target: object = self.report

@@ -41,6 +41,7 @@ from gradcheck_suite.auditing.output.tracebacks import hide_own_frames
 from gradcheck_suite.auditing.recorder import Recorder
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.findings import Finding, Location, Report, moved_locations
+from gradcheck_suite.reporting.silencing import CommentsOfSources
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
@@ -102,7 +103,10 @@ def audit(
         model: names parameters in findings; without it, the modules that the running functions
             know are asked.
         optimizers: look at the steps of these only; by default, of every optimizer that steps.
-        **options: those of ``gradcheck_suite.auditing.options.AuditOptions``.
+        **options: ``report``, ``ignore``, ``overhead``, ``max_steps``, ``stream``,
+            ``wait_for_ranks``, ``graph_limit``, ``name_writers``, ``watch_writers``,
+            ``checksum_first_steps`` and ``checksum_every``, as
+            ``gradcheck_suite.auditing.AuditOptions`` describes them.
 
     Returns:
         The session, of which ``findings``, ``report`` and ``ledger`` may be read at any time.
@@ -206,6 +210,8 @@ class Session:
         self._process = 0
         self._in_a_test = False
         self._told: frozenset[object] = frozenset()
+        self._comments = CommentsOfSources()
+        self._silenced = 0
 
     def __enter__(self) -> Session:
         with _LOCK:
@@ -494,7 +500,14 @@ class Session:
         for report in self._reports_inside():
             known = {subject_of(each) for each in found}
             found += [each for each in report.findings if subject_of(each) not in known]
-        return tuple(found if self.place is None else map(self.place, found))
+        placed = found if self.place is None else map(self.place, found)
+        told, self._silenced = [], 0
+        for finding in placed:
+            if self._recorder.options.ignores(finding) or self._comments.silence(finding):
+                self._silenced += 1
+            else:
+                told.append(finding)
+        return tuple(told)
 
     def _found(self) -> list[Finding]:
         found: list[Finding] = []
@@ -573,13 +586,15 @@ class Session:
             saved_tensors=recorder.state.saved,
             saved_tensors_checked=saved.used,
             saved_tensors_checksummed=saved.fingerprinted,
+            silenced=self._silenced,
         )
         for report in self._reports_inside():
             for figure in figures:
                 figures[figure] += cast("int", report.summary.get(figure, 0))
         seen = bool(figures["steps"] or figures["backwards"])
-        if not figures["steps_passed_over"]:
-            del figures["steps_passed_over"]
+        for figure in ("steps_passed_over", "silenced"):
+            if not figures[figure]:
+                del figures[figure]
         job = recorder.job
         ranks = {RANK: job.rank, WORLD_SIZE: job.size} if job.look() else {}
         return {**figures, "training_seen": seen, **ranks}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
@@ -19,6 +20,7 @@ from gradcheck_suite._runtime.exit_codes import (
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.reporting import OUTPUT_FORMATS, write_report, write_report_file
 from gradcheck_suite.reporting.progress import progress
+from gradcheck_suite.reporting.summary import conclusion
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
@@ -193,3 +195,5 @@ def _write_file(report: Report, path: Path, arguments: argparse.Namespace) -> No
             f"cannot write the report to {path}: {error.strerror or error}; it is printed above "
             "instead. Give --output-file a path in a folder that exists and can be written"
         ) from error
+    with suppress(OSError, ValueError):
+        sys.stderr.write(f"{conclusion(report)}; the report is in {path}\n")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from gradcheck_suite._runtime.exit_codes import CLEAN
 from gradcheck_suite.commands._shared import Subparsers, add_report_options, emit
 from gradcheck_suite.reporting import OutputFormat, write_report
+from gradcheck_suite.reporting.silencing import split_names
 
 if TYPE_CHECKING:
     from gradcheck_suite.auditing.distributed.rank_reports import RankReports
@@ -63,6 +64,13 @@ def add_parser(subparsers: Subparsers) -> None:
         default=5.0,
         help="how much the audit may add to the time of a step: where it adds more, it passes over "
         "some, after the first 200 and while all is well; inf watches each (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--ignore",
+        metavar="CODES",
+        default="",
+        help="do not tell these mistakes, separated by commas: codes or names, such as GCS702; a "
+        "comment `# gradcheck: ignore[GCS702]` on the line does so for one place",
     )
     parser.add_argument(
         "--watch-writers",
@@ -138,6 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
             {
                 "max_steps": arguments.max_steps,
                 "overhead": arguments.overhead,
+                "ignore": split_names(arguments.ignore),
                 "stream": arguments.stream,
                 "wait_for_ranks": arguments.wait_for_ranks,
                 "watch_writers": arguments.watch_writers,

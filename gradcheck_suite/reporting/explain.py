@@ -73,7 +73,7 @@ class _Block:
     """Paragraphs of Markdown, or source if ``language`` says in which language."""
 
     text: str
-    language: Literal["python", "toml"] | None = None
+    language: Literal["console", "python", "toml"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +249,7 @@ def _sections(entry: Entry) -> Iterator[_Section]:
     yield _Section("Example", (_Block(entry.example, "python"),))
     yield _Section("Use instead", (_Block(entry.instead, "python"),))
     yield _Section("How it is detected", (_Block(entry.detection),))
+    at_run_time = _silenced_at_run_time(entry) if entry.at_run_time else ()
     if entry.in_source:
         yield _Section(
             "How to silence it",
@@ -256,8 +257,21 @@ def _sections(entry: Entry) -> Iterator[_Section]:
                 _Block(f"On one line of source, with a comment: `# noqa: {entry.code}`"),
                 _Block("In every file that is linted, in `pyproject.toml`:"),
                 _Block(f'[tool.gradcheck-suite.lint]\nignore = ["{entry.code}"]\n', "toml"),
+                *at_run_time,
             ),
         )
+    elif at_run_time:
+        yield _Section("How to silence it", at_run_time)
+
+
+def _silenced_at_run_time(entry: Entry) -> tuple[_Block, ...]:
+    return (
+        _Block(
+            "Where an audit finds it, with a comment on the line that it names, which silences the "
+            f"linter there as well: `# gradcheck: ignore[{entry.code}]`; or in the whole run:"
+        ),
+        _Block(f"gradcheck-suite audit --ignore {entry.code} train.py\n", "console"),
+    )
 
 
 def _name(entry: Entry) -> str:

@@ -29,11 +29,14 @@ _WATCHED = (
     ("steps", "step", "watched"),
     ("files", "file", "checked"),
 )
+SILENCED = "silenced"
+"""The key of a summary that holds how many findings comments or options have kept back."""
 TRAINING_SEEN = "training_seen"
 """The key of a summary that holds whether an audit had anything to watch."""
 NOT_SHOWN = frozenset(
     {
         "steps_passed_over",
+        SILENCED,
         TRAINING_SEEN,
         "rank",
         "world_size",
@@ -78,6 +81,9 @@ def verdict_and_remarks(report: Report) -> tuple[str, str]:
     remarks = [] if report.summary.get(TRAINING_SEEN) is False else _watched(report)
     if report.verdicts:
         remarks.append(f"gradients: {count_verdicts(report)}")
+    silenced = report.summary.get(SILENCED)
+    if isinstance(silenced, int) and silenced:
+        remarks.append(f"{plural(silenced, 'finding')} silenced")
     if report.not_covered:
         remarks.append(f"{plural(len(report.not_covered), 'thing')} not covered")
     return f"{one_line(report.tool)}: {sentence}", "; ".join(remarks)

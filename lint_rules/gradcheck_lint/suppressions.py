@@ -1,10 +1,8 @@
-"""Read the comments that silence findings, and tell which of them silence nothing.
+"""Silence findings by comments, and tell which comments silence nothing.
 
-``# noqa`` silences every finding of its line, ``# noqa: GCS301, E501`` those codes (in any case,
-separated by commas or spaces; other tools' codes are left to them).
-``# gradcheck: ignore[missing-zero-grad]`` names rules by slug or code. What follows either, up to
-the next ``#``, is the reason. A comment counts on the line that a finding names, and on the first
-and the last line of the statement it's in.
+``gradcheck_suite.reporting.silencing`` says how they are written. ``# noqa`` without codes silences
+every finding of its line. What a run may find is left to the run: the name of a mistake that no
+rule looks for, and in ``# gradcheck: ignore[...]`` each that is found at run time as well.
 """
 
 from __future__ import annotations
@@ -12,6 +10,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from gradcheck_suite.catalogue import find
+from gradcheck_suite.reporting.silencing import NOQA, OWN, folded, names_silenced, split_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -23,13 +24,6 @@ if TYPE_CHECKING:
 UNUSED_CODE: Final = "GCS001"
 UNUSED_SLUG: Final = "unused-suppression"
 
-_NOQA = re.compile(
-    r"#\s*noqa(?P<codes>\s*:\s*(?P<list>[A-Z][A-Z]*[0-9]+(?:[\s,]+[A-Z][A-Z]*[0-9]+)*))?"
-    r"(?P<reason>[^#]*)",
-    re.IGNORECASE,
-)
-_OWN = re.compile(r"#\s*gradcheck:\s*ignore\[(?P<list>[^\]]*)\](?P<reason>[^#]*)", re.IGNORECASE)
-_SEPARATOR = re.compile(r"[\s,]+")
 _MARK = re.compile(rb"gradcheck:\s*ignore\[|noqa\s*:.*gcs")
 
 
@@ -77,10 +71,16 @@ class Suppression:
         self.used |= matching
         return bool(matching)
 
+    def for_runs(self) -> frozenset[str]:
+        """Return the names that may be there for what is found at run time."""
+        lists = (match["list"] for match in OWN.finditer(self.comment.value))
+        names = {folded(name) for each in lists for name in split_names(each)}
+        return frozenset(filter(_found_in_runs, names))
+
     def without(self, unwanted: frozenset[str]) -> str:
         """Return the comment without some of its names; empty if nothing is left to say."""
-        text = _OWN.sub(lambda match: _thinned(match, unwanted, _folded), self.comment.value)
-        text = _NOQA.sub(lambda match: _thinned(match, unwanted, str.upper), text).rstrip()
+        text = OWN.sub(lambda match: _thinned(match, unwanted, folded), self.comment.value)
+        text = NOQA.sub(lambda match: _thinned(match, unwanted, str.upper), text).rstrip()
         return text if text.strip("# \t") else ""
 
 
@@ -90,7 +90,7 @@ class Suppressions:
     def __init__(self, comments: Iterable[tuple[int, int, cst.Comment]]) -> None:
         self._by_line: dict[int, list[Suppression]] = {}
         for line, column, comment in comments:
-            names = _silenced_by(comment.value)
+            names = names_silenced(comment.value)
             if names is None or names:
                 own = Suppression(line, column, comment, names)
                 self._by_line.setdefault(line, []).append(own)
@@ -114,10 +114,16 @@ class Suppressions:
         for own in (own for line in sorted(self._by_line) for own in self._by_line[line]):
             names = own.names or frozenset()
             ours = {name for name in names if name in known or not _NOT_OURS.fullmatch(name)}
-            unknown = frozenset(ours - known.keys())
-            idle = frozenset(name for name in ours - unknown - own.used if known[name] in applied)
+            unknown = frozenset(name for name in ours - known.keys() if not _found_in_runs(name))
+            asked = (ours & known.keys()) - own.for_runs() - own.used
+            idle = frozenset(name for name in asked if known[name] in applied)
             if unknown or idle:
                 yield Unused(own, idle, unknown)
+
+
+def _found_in_runs(name: str) -> bool:
+    entry = find(name)
+    return entry is not None and entry.at_run_time
 
 
 _NOT_OURS = re.compile(r"(?!GCS)[A-Z]+[0-9]+")
@@ -154,35 +160,9 @@ def _thinned(match: re.Match[str], unwanted: frozenset[str], folded: Callable[[s
     """Return a suppression without some of its names; with the last one goes the reason."""
     if match["list"] is None:
         return match.group()
-    names = _split(match["list"])
+    names = split_names(match["list"])
     kept = [name for name in names if folded(name) not in unwanted]
     if len(kept) == len(names):
         return match.group()
     (start, end), at, whole = match.span("list"), match.start(), match.group()
     return whole[: start - at] + ", ".join(kept) + whole[end - at :] if kept else ""
-
-
-def _split(text: str) -> list[str]:
-    return [name for name in _SEPARATOR.split(text.strip()) if name]
-
-
-def _folded(name: str) -> str:
-    return name.upper() if name.upper().startswith("GCS") else name.lower()
-
-
-def _silenced_by(comment: str) -> frozenset[str] | None:
-    """Return the codes and slugs that a comment names; None if it silences everything.
-
-    >>> sorted(_silenced_by("# noqa: gcs301,E501"))
-    ['E501', 'GCS301']
-    >>> _silenced_by("# noqa") is None
-    True
-    """
-    names: set[str] = set()
-    for match in _NOQA.finditer(comment):
-        if match["list"] is None:
-            return None
-        names.update(code.upper() for code in _split(match["list"]))
-    for match in _OWN.finditer(comment):
-        names.update(_folded(name) for name in _split(match["list"]))
-    return frozenset(names)

@@ -739,3 +739,11 @@ def test_a_full_disk_under_standard_output_loses_no_report(tmp_path, options):
     assert "GCS301" in done.stderr
     assert "cannot write the report to standard output: No space left on device" in done.stderr
     assert "internal error" not in done.stderr
+
+
+def test_a_report_in_a_file_is_announced(audit, tmp_path):
+    done = audit(BUGGY, "--output-file", "found.json", "--output-format", "json")
+    assert done.returncode == 1
+    assert done.stdout == "done\n"
+    assert "1 error in train.py (3 steps watched); the report is in found.json\n" in done.stderr
+    assert json.loads((tmp_path / "found.json").read_text())["findings"]

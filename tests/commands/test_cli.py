@@ -49,6 +49,22 @@ def test_each_command_has_help_that_fits_80_columns(command, capsys, monkeypatch
     assert max(map(len, text.splitlines())) <= 80
 
 
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (["audit", "--outputformat", "html", "train.py"], "did you mean --output-format?"),
+        (["rules", "--qqq=1"], "unrecognized arguments: --qqq=1\n"),
+    ],
+)
+def test_an_unknown_option_is_told_with_the_usage_of_its_command(words, advice, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    assert stop.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"usage: gradcheck-suite {words[0]} ")
+    assert told.endswith(f"{advice}\n") or told.endswith(advice)
+
+
 @pytest.mark.parametrize("command", ["audit", "verify", "localize", "graph", "demo"])
 def test_a_command_that_may_fail_on_findings_tells_its_exit_statuses(command, capsys):
     with pytest.raises(SystemExit):

@@ -112,7 +112,7 @@ def test_explaining_needs_neither_torch_nor_libcst_and_a_pipe_not_even_rich():
 @pytest.mark.parametrize("entry", catalogue.ENTRIES, ids=lambda entry: entry.code)
 def test_plain_text_fits_80_columns_and_is_clean(entry):
     text = explain_text(entry, width=80)
-    headings = [*HEADINGS, *(["How to silence it"] if entry.in_source else [])]
+    headings = [*HEADINGS, *(["How to silence it"] if entry.in_source or entry.at_run_time else [])]
     assert [line for line in text.splitlines() if line in {*HEADINGS, "How to silence it"}] == (
         headings
     )
@@ -223,7 +223,11 @@ def test_silencing_is_shown_where_it_applies():
     in_source = explain_text(catalogue.MISSING_ZERO_GRAD)
     assert "with a comment: `# noqa: GCS301`" in in_source
     assert '    [tool.gradcheck-suite.lint]\n    ignore = ["GCS301"]\n' in in_source
-    assert "noqa" not in explain_text(catalogue.WRONG_SECOND_ORDER)
+    assert "gradcheck-suite audit --ignore GCS301 train.py\n" in in_source
+    at_run_time = explain_text(catalogue.OUTER_BROADCAST)
+    assert "`# gradcheck: ignore[GCS614]`" in at_run_time
+    assert "noqa" not in at_run_time
+    assert "audit" not in explain_text(catalogue.DATA_WRITE).partition("How to silence it")[2]
 
 
 def test_an_unknown_name_raises_before_anything_is_written():

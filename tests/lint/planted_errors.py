@@ -21,7 +21,7 @@ _PLACES = {
     "rule": (missing_zero_grad.MissingZeroGrad, "check"),
     "function model": (module.FunctionModel, "events"),
     "model of the file": (module.ModuleModel, "__init__"),
-    "heeding of comments": (suppressions, "_silenced_by"),
+    "heeding of comments": (suppressions, "names_silenced"),
     "search for unused comments": (suppressions.Suppressions, "unused"),
     "writing of fixes": (rewriting, "apply_edits"),
     "choice among fixes": (fixes, "_without_overlaps"),

@@ -95,7 +95,7 @@ _REASONS = (": zeroed in the engine", "- reason", " - reason", " (reason)", "(re
 
 
 @pytest.mark.parametrize("reason", _REASONS)
-@pytest.mark.parametrize("form", ["noqa: GCS301", "gradcheck: ignore[missing-zero-grad]"])
+@pytest.mark.parametrize("form", ["noqa: GCS301", "gradcheck: ignore[data-write]"])
 def test_unused_suppression_goes_whatever_stands_behind_it(form, reason):
     source = f"import torch\ny = 1  # {form}{reason}\n".encode()
     (finding,) = inspect_source(source, "a.py").findings
@@ -105,6 +105,23 @@ def test_unused_suppression_goes_whatever_stands_behind_it(form, reason):
     _, hash_sign, kept = reason.partition("#")
     line = f"y = 1  {hash_sign}{kept}" if hash_sign else "y = 1"
     assert fixed.source.decode() == f"import torch\n{line}\n"
+
+
+@pytest.mark.parametrize(
+    ("comment", "unused"),
+    [
+        ("gradcheck: ignore[GCS702]", False),  # the audit may find it here
+        ("gradcheck: ignore[stuck-in-eval, data-write]", True),
+        ("gradcheck: ignore[outer-broadcast]", False),  # found at run time alone
+        ("noqa: GCS614", False),
+        ("noqa: GCS702", True),
+        ("gradcheck: ignore[stuck-in-evil]", True),
+    ],
+)
+def test_a_comment_may_be_for_what_a_run_finds(comment, unused):
+    source = f"import torch\ny = 1  # {comment}\n".encode()
+    found = inspect_source(source, "a.py").findings
+    assert [finding.code for finding in found] == ["GCS001"] * unused
 
 
 _WORDS = st.sampled_from(

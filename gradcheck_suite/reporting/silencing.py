@@ -1,0 +1,124 @@
+"""Read the comments that silence findings, of the linter and of a run that is watched.
+
+``# noqa: GCS301, E501`` names codes, in any case, separated by commas or spaces; codes of other
+tools are left to them. ``# gradcheck: ignore[missing-zero-grad]`` names rules by slug or code. What
+follows either, up to the next ``#``, is the reason. A comment counts on the line that a finding
+names, and on the first and the last line of the statement that it is in.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from gradcheck_suite.reporting.source import SourceLines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from gradcheck_suite.findings import Finding
+
+__all__ = ["NOQA", "OWN", "CommentsOfSources", "folded", "names_silenced", "split_names"]
+
+NOQA = re.compile(
+    r"#\s*noqa(?P<codes>\s*:\s*(?P<list>[A-Z][A-Z]*[0-9]+(?:[\s,]+[A-Z][A-Z]*[0-9]+)*))?"
+    r"(?P<reason>[^#]*)",
+    re.IGNORECASE,
+)
+"""The comment that many linters share; without a ``list``, it silences all that they find."""
+OWN = re.compile(r"#\s*gradcheck:\s*ignore\[(?P<list>[^\]]*)\](?P<reason>[^#]*)", re.IGNORECASE)
+"""The comment that is ours alone."""
+
+_SEPARATOR = re.compile(r"[\s,]+")
+_MARKS = ("gcs", "gradcheck:")
+"""Of which a source must have one, in small letters, if a comment is to name one of ours."""
+
+
+def names_silenced(comment: str) -> frozenset[str] | None:
+    """Return the codes and slugs that a comment names; None if it silences everything.
+
+    >>> sorted(names_silenced("# noqa: gcs301,E501"))
+    ['E501', 'GCS301']
+    >>> names_silenced("# noqa") is None
+    True
+    """
+    names: set[str] = set()
+    for match in NOQA.finditer(comment):
+        if match["list"] is None:
+            return None
+        names.update(code.upper() for code in split_names(match["list"]))
+    for match in OWN.finditer(comment):
+        names.update(map(folded, split_names(match["list"])))
+    return frozenset(names)
+
+
+def split_names(text: str) -> list[str]:
+    """Return the names of a list, separated by commas or spaces."""
+    return [name for name in _SEPARATOR.split(text.strip()) if name]
+
+
+def folded(name: str) -> str:
+    """Return a code in capitals, and a slug in small letters."""
+    return name.upper() if name.upper().startswith("GCS") else name.lower()
+
+
+class CommentsOfSources:
+    """Tells which findings of a run a comment in the program's source silences.
+
+    Only a comment that names the code or the slug does: a bare ``# noqa`` is for linters, and was
+    written before anybody ran the program under audit. Each source is read once.
+    """
+
+    def __init__(self) -> None:
+        self._sources = SourceLines()
+        self._known: dict[tuple[str, int | None], Mapping[int, frozenset[str]]] = {}
+
+    def silence(self, finding: Finding) -> bool:
+        """Return whether a comment on a finding's line, or on its statement's ends, names it."""
+        place = finding.location
+        if place is None:
+            return False
+        source = place.path, place.cell
+        names = self._known.get(source)
+        if names is None:
+            names = self._known[source] = _names_by_line(self._sources.lines_of(place))
+        here = names.get(place.line, frozenset())
+        return not here.isdisjoint((finding.code.upper(), finding.rule.lower()))
+
+
+def _names_by_line(lines: Sequence[str]) -> dict[int, frozenset[str]]:
+    """Return for each line of a source what the comments name that count there."""
+    text = "\n".join(lines)
+    if not any(mark in text.lower() for mark in _MARKS):
+        return {}
+    names: dict[int, frozenset[str]] = {}
+    for first, last, comments in _statements(text):
+        at_its_ends = comments.get(first, frozenset()) | comments.get(last, frozenset())
+        for line in range(first, last + 1):
+            here = at_its_ends | comments.get(line, frozenset())
+            if here:
+                names[line] = here
+    return names
+
+
+def _statements(text: str) -> Iterator[tuple[int, int, dict[int, frozenset[str]]]]:
+    """Yield first and last line of each statement, or head of one, and what is named in it."""
+    import io  # noqa: PLC0415 - this and the next where a comment may name one of ours
+    import tokenize  # noqa: PLC0415
+
+    first: int | None = None
+    comments: dict[int, frozenset[str]] = {}
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            line = token.end[0]
+            if token.type == tokenize.COMMENT:
+                comments[line] = names_silenced(token.string) or frozenset()
+            elif token.type == tokenize.NEWLINE:
+                yield first or line, line, comments
+                first, comments = None, {}
+            elif token.type in {tokenize.NL, tokenize.INDENT, tokenize.DEDENT}:
+                continue
+            if first is None and token.type not in {tokenize.NEWLINE, tokenize.COMMENT}:
+                first = token.start[0]
+    except (SyntaxError, tokenize.TokenError):
+        return  # as in a cell with what IPython alone can run: what stands before it counts
