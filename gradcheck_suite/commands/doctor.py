@@ -20,6 +20,7 @@ SCHEMA_VERSION: Final = 1
 _PARTS: Final = (
     *("lint", "run-time", "pytest", "settings", "pre-commit", "cache", "terminal"),
     *("png", "tensorboard", "strategies", "completion", "lsp"),
+    *("lightning", "transformers", "accelerate", "ignite"),
 )
 _DESCRIPTION = """\
 Try each part of gradcheck-suite in this environment, and say which versions

@@ -272,8 +272,15 @@ _EXTRAS: Final = {
     "strategies": "gradcheck_suite.strategies works",
     "completion": "--print-completion works",
     "lsp": "`gradcheck-lint server` works",
+    "lightning": "gradcheck_suite.integrations.lightning works",
+    "transformers": "gradcheck_suite.integrations.transformers works",
+    "accelerate": "gradcheck_suite.integrations.accelerate works",
+    "ignite": "gradcheck_suite.integrations.ignite works",
 }
-_MODULES: Final = {"tensorboard": "tensorboard.compat.proto.event_pb2"}
+_MODULES: Final = {
+    "tensorboard": "tensorboard.compat.proto.event_pb2",
+    "pytorch-ignite": "ignite.engine",
+}
 """What is imported where it is not the name of the distribution, or more than that is needed."""
 
 

@@ -234,6 +234,16 @@ def test_an_extra_is_there_too_old_broken_or_absent(project, monkeypatch, part):
     assert the_check(part, project).status == "absent"
 
 
+@pytest.mark.parametrize("part", ["lightning", "transformers", "accelerate", "ignite"])
+def test_a_framework_is_too_old_or_absent(project, monkeypatch, part):
+    monkeypatch.setattr(installation, "_version_of", lambda _: "0.0.1")
+    check = the_check(part, project)
+    assert (check.status, check.hint) == ("fails", f"pip install 'gradcheck-suite[{part}]'")
+    assert "0.0.1 is older than" in check.message
+    monkeypatch.setattr(installation, "_version_of", lambda _: None)
+    assert the_check(part, project).status == "absent"
+
+
 def test_what_was_not_set_up_fails_only_who_asked_for_it(project, monkeypatch):
     monkeypatch.setattr(installation, "_version_of", lambda _: None)
     monkeypatch.setattr(installation, "try_run_time", lambda: dict(WELL))
