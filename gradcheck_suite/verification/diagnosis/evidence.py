@@ -22,6 +22,7 @@ from gradcheck_suite.verification.numerics.derivative import (
     measure,
 )
 from gradcheck_suite.verification.numerics.directions import generator_for, random_signs
+from gradcheck_suite.verification.numerics.evaluation_point import shifted_point
 
 if TYPE_CHECKING:
     from gradcheck_suite.verification.first_order.probe_context import ProbeContext
@@ -108,6 +109,7 @@ class Evidence:
         self.output = output
         self.variable = variable
         self._ladders = _short_ladders(context.precision, step)
+        self._step = step
         self._scale = 0.0
         self.probes: tuple[Probe, ...] = tuple(
             probe for probe in map(self._probe, range(probes)) if probe is not None
@@ -200,6 +202,46 @@ class Evidence:
         if bool(((found * matrix).abs().amax(dim=0) <= 10.0 * allowed.max()).any()):
             return None
         return [float(c) for c in found / sizes]
+
+    def is_made_up(self, terms: Sequence[Sequence[float]], factors: Sequence[float]) -> bool:
+        """Return whether these terms, times these factors, are the deviation of every probe."""
+        if not (self.sharper if len(terms) > 1 else self.sharp):
+            return False
+        eps = SAFETY * self.context.precision.eps
+        for probe, *along in zip(self.probes, *terms, strict=True):
+            parts = [factor * part for factor, part in zip(factors, along, strict=True)]
+            allowed = probe.tolerance + eps * sum(map(abs, parts))
+            if not abs(probe.deviation - math.fsum(parts)) <= allowed:
+                return False
+        return True
+
+    def elsewhere(self) -> Evidence | None:
+        """Return probes at another point, where what was fitted here has to hold as well.
+
+        Each entry is made smaller, by up to a half, which keeps it on its side of zero. None where
+        the function can't be evaluated there or beside the point.
+        """
+        for shrinking in (True, False):
+            place = self.context.moved_point()
+            if shrinking:
+                offsets = [
+                    self._shrinking(index) for index in range(len(self.context.point.values))
+                ]
+                place = shifted_point(self.context.subject, self.context.point, offsets)
+            if place is None:
+                continue
+            found = Evidence(self.context.at(place), self.output, self.variable, self._step)
+            if found.sharp:
+                return found
+        return None
+
+    def _shrinking(self, variable: int) -> torch.Tensor:
+        """Return what takes up to a half away from each entry of a variable that may move."""
+        value = self.context.point.values[variable]
+        share = torch.rand(value.shape, generator=generator_for(_STREAM, variable)).to(value)
+        fixed = self.context.subject.variables[variable].fixed
+        offset = -0.5 * share * value
+        return offset if fixed is None else offset.where(~fixed, 0.0)
 
     def gradient_for(self, cotangent: torch.Tensor) -> torch.Tensor:
         """Return the analytic gradient for another cotangent of the output."""

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -100,9 +100,13 @@ def _rearrangements(evidence: Evidence) -> Iterator[tuple[str, str, Transform]]:
             continue
         swapped = list(shape)
         swapped[one], swapped[two] = swapped[two], swapped[one]
+        how = f"it is right once dimensions {one} and {two} are swapped"
+        if shape[one] != shape[two]:
+            sizes = ", ".join(map(str, swapped[:dims]))
+            how = f"reshape({sizes}).transpose({one}, {two}) of it is right"
         yield (
             "transposed",
-            f"is transposed: it is right once dimensions {one} and {two} are swapped",
+            f"is transposed: {how}",
             functools.partial(_read_as, shape=tuple(swapped), dims=(one, two)),
         )
     for dim in range(dims):
@@ -234,52 +238,94 @@ def _shifts(size: int) -> tuple[int, ...]:
 
 
 def claim_on_a_term(evidence: Evidence) -> Claim | None:
-    """Look for known terms, one or two, that make up the difference."""
+    """Look for known terms, one or two, that make up the difference, here and at another point.
+
+    They are held to it as they are told: in code that runs, with factors of as many digits.
+    """
     if not evidence.sharp or evidence.value.numel() > _MOST_TERM_ENTRIES:
         return None
     if evidence.variable_is_complex or evidence.output_is_complex:
         return None
-    along: dict[str, list[float]] = {}
-    for probe in evidence.probes:
-        for name, term in terms_of(evidence, probe):
-            along.setdefault(name, []).append(probe.along(term))
-    known = {
-        name: values
-        for name, values in along.items()
-        if len(values) == len(evidence.probes) and all(map(math.isfinite, values))
-    }
+    known = _along_terms(evidence)
+    there: tuple[Evidence, dict[_Code, list[float]]] | None = None
     for count in (1, 2):
-        for names in itertools.combinations(known, count):
-            found = evidence.combination([known[name] for name in names])
-            if found is not None:
-                return Claim(
-                    "missing term",
-                    f"lacks a term: it is right once {_sum_in_words(names, found)} is added",
-                )
+        for codes in itertools.combinations(known, count):
+            if len({where for _, where in codes if where}) > 1:
+                continue  # one name stands for one thing
+            terms = [known[code] for code in codes]
+            fitted = evidence.combination(terms)
+            told = None if fitted is None else _told(evidence, terms, fitted)
+            if told is None:
+                continue
+            if there is None:
+                other = evidence.elsewhere()
+                if other is None:
+                    return None
+                there = other, _along_terms(other)
+            other, beyond = there
+            if all(code in beyond for code in codes) and other.is_made_up(
+                [beyond[code] for code in codes], [float(factor) for factor in told]
+            ):
+                return Claim("missing term", f"lacks a term: {_in_words(codes, told)}")
     return None
 
 
-def _sum_in_words(names: tuple[str, ...], coefficients: list[float]) -> str:
+def _along_terms(evidence: Evidence) -> dict[_Code, list[float]]:
+    """Return the derivative along each probe's direction that each term gives."""
+    along: dict[_Code, list[float]] = {}
+    for probe in evidence.probes:
+        for code, term in terms_of(evidence, probe):
+            along.setdefault(code, []).append(probe.along(term))
+    return {
+        code: values
+        for code, values in along.items()
+        if len(values) == len(evidence.probes) and all(map(math.isfinite, values))
+    }
+
+
+def _told(
+    evidence: Evidence, terms: Sequence[Sequence[float]], factors: Sequence[float]
+) -> list[str] | None:
+    """Write factors with as few digits as still make up the difference."""
+    for digits in _DIGITS:
+        told = [f"{factor:.{digits}g}" for factor in factors]
+        if evidence.is_made_up(terms, [float(factor) for factor in told]):
+            return told
+    return None
+
+
+def _in_words(codes: Sequence[_Code], factors: Sequence[str]) -> str:
     parts = []
-    for name, coefficient in zip(names, coefficients, strict=True):
-        amount = f"{coefficient:.4g}"
-        sign = "-" if amount.startswith("-") else "+"
-        size = amount.lstrip("-")
-        parts.append(f"{sign} {name}" if size == "1" else f"{sign} {size} * {name}")
-    return " ".join(parts).removeprefix("+ ")
+    for (code, _), factor in zip(codes, factors, strict=True):
+        sign = "-" if factor.startswith("-") else "+"
+        size = factor.lstrip("-")
+        parts.append(f"{sign} {code}" if size == "1" else f"{sign} {size} * {code}")
+    added = " ".join(parts).removeprefix("+ ")
+    where = list(dict.fromkeys(where for _, where in codes if where))
+    if _GRADIENT in added:
+        where.insert(0, f"{_GRADIENT} is what backward gives now")
+    return f"it is right once {added} is added{', where ' if where else ''}{' and '.join(where)}"
 
 
-_EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, 1e-30)
-"""What normalisations add under the root: torch's defaults for normalising layers,
-``pairwise_distance``, ``cosine_similarity`` and ``normalize``, and next to nothing."""
+_GRADIENT = "grad_input"
+"""What messages call the gradient as it is."""
+_DIGITS = (4, 8, 12)
+"""With how many digits the factor of a term is told, at first. Chosen: 4 show 1, 0.5 and 0.1."""
+_EPSILONS = (0.0, 1e-5, 1e-6, 1e-8, 1e-12)
+"""What normalisations add under the root: nothing, which is said where no digit tells otherwise,
+and torch's defaults for normalising layers, ``pairwise_distance``, ``cosine_similarity`` and
+``normalize``."""
 _MOST_OTHERS = 4
 """How many other variables take part in terms. A bound on cost: pairs of terms are tried."""
 
+_Code: TypeAlias = tuple[str, str]
+"""The code of a term, and what a name in it stands for."""
 
-def terms_of(evidence: Evidence, probe: Probe) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield terms of the variable's shape by the expression that makes them.
 
-    ``grad`` stands for the analytic gradient, ``grad_output`` for the incoming one.
+def terms_of(evidence: Evidence, probe: Probe) -> Iterator[tuple[_Code, torch.Tensor]]:
+    """Yield terms that fit the variable by the code that makes them.
+
+    ``grad_input`` stands for the analytic gradient, ``grad_output`` for the incoming one.
     """
     context = evidence.context
     x, y = evidence.value, evidence.tensor
@@ -287,19 +333,19 @@ def terms_of(evidence: Evidence, probe: Probe) -> Iterator[tuple[str, torch.Tens
     output = context.point.outputs[evidence.output].name
     yield from _incoming(evidence, probe.cotangent)
     gradient = probe.gradient
-    yield f"grad * {name}", gradient * x
+    yield (f"{_GRADIENT} * {name}", ""), gradient * x
     if y.shape == x.shape:
-        yield f"grad * {output}", gradient * y
-        yield f"grad * {output} * {name}", gradient * y * x
+        yield (f"{_GRADIENT} * {output}", ""), gradient * y
+        yield (f"{_GRADIENT} * {output} * {name}", ""), gradient * y * x
     for other, value in _others(evidence):
         if value.shape == x.shape:
-            yield f"grad * {other}", gradient * value
+            yield (f"{_GRADIENT} * {other}", ""), gradient * value
     for dim in range(x.dim()):
         if x.shape[dim] > 1:
             yield from _reduced(gradient, dim, x=x, y=y, name=name, output=output)
 
 
-def _incoming(evidence: Evidence, cotangent: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+def _incoming(evidence: Evidence, cotangent: torch.Tensor) -> Iterator[tuple[_Code, torch.Tensor]]:
     x, y = evidence.value, evidence.tensor
     name = evidence.context.subject.variables[evidence.variable].name
     output = evidence.context.point.outputs[evidence.output].name
@@ -311,7 +357,12 @@ def _incoming(evidence: Evidence, cotangent: torch.Tensor) -> Iterator[tuple[str
             continue
         fitted = _fitted(product, x)
         if fitted is not None:
-            yield f"grad_output{suffix}", fitted
+            code, term = fitted
+            whole = f"grad_output{suffix}"
+            if code:
+                whole = f"({whole})" if suffix else whole
+                whole += code.format(name)
+            yield (whole, ""), term
 
 
 def _others(evidence: Evidence) -> list[tuple[str, torch.Tensor]]:
@@ -327,22 +378,32 @@ def _others(evidence: Evidence) -> list[tuple[str, torch.Tensor]]:
 
 def _reduced(
     gradient: torch.Tensor, dim: int, *, x: torch.Tensor, y: torch.Tensor, name: str, output: str
-) -> Iterator[tuple[str, torch.Tensor]]:
-    yield f"grad.mean({dim})", gradient.mean(dim, keepdim=True).expand_as(x)
-    centred = x - x.mean(dim, keepdim=True)
-    directions = [(name, x)]
-    for eps in _EPSILONS:
-        spread = (centred.square().mean(dim, keepdim=True) + eps).sqrt()
-        size = (x.square().mean(dim, keepdim=True) + eps).sqrt()
-        directions.append((f"normalised({name}, eps={eps:g})", centred / spread))
-        directions.append((f"({name} / rms({name}, eps={eps:g}))", x / size))
-    for shown, direction in directions:
+) -> Iterator[tuple[_Code, torch.Tensor]]:
+    over = f"({dim}, keepdim=True)"
+    yield (f"{_GRADIENT}.mean{over}", ""), gradient.mean(dim, keepdim=True).expand_as(x)
+    for (shown, where), direction in _directions(x, dim, name):
         inner = (gradient * direction).mean(dim, keepdim=True)
-        yield f"{shown} * (grad * {shown}).mean({dim})", direction * inner
+        yield (f"{shown} * ({_GRADIENT} * {shown}).mean{over}", where), direction * inner
     if y.shape == x.shape:
-        yield f"{output} * grad.sum({dim})", y * gradient.sum(dim, keepdim=True)
+        yield (f"{output} * {_GRADIENT}.sum{over}", ""), y * gradient.sum(dim, keepdim=True)
         inner = (gradient * y).sum(dim, keepdim=True)
-        yield f"{output} * (grad * {output}).sum({dim})", y * inner
+        yield (f"{output} * ({_GRADIENT} * {output}).sum{over}", ""), y * inner
+
+
+def _directions(x: torch.Tensor, dim: int, name: str) -> Iterator[tuple[_Code, torch.Tensor]]:
+    """Yield what normalisations take out of a gradient: the variable, and that normalised."""
+    yield (name, ""), x
+    over = f"{dim}, keepdim=True"
+    centred = x - x.mean(dim, keepdim=True)
+    spread, size = centred.square().mean(dim, keepdim=True), x.square().mean(dim, keepdim=True)
+    mean, square = f"({name} - {name}.mean({over}))", f"{name}.square().mean({over})"
+    variance = f"{name}.var({dim}, correction=0, keepdim=True)"
+    for eps in _EPSILONS:
+        below = "{}" if not eps else f"({{}} + {eps:g})"
+        where = f"xhat = {mean} / {below.format(variance)}.sqrt()"
+        yield ("xhat", where), centred / (spread + eps).sqrt()
+        where = f"xhat = {name} / {below.format(square)}.sqrt()"
+        yield ("xhat", where), x / (size + eps).sqrt()
 
 
 def _product(cotangent: torch.Tensor, factor: torch.Tensor) -> torch.Tensor | None:
@@ -353,14 +414,17 @@ def _product(cotangent: torch.Tensor, factor: torch.Tensor) -> torch.Tensor | No
     return product
 
 
-def _fitted(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor | None:
-    """Sum or expand a tensor to the shape of another, where broadcasting says how."""
+def _fitted(tensor: torch.Tensor, like: torch.Tensor) -> tuple[str, torch.Tensor] | None:
+    """Sum or expand a tensor to the shape of another, where broadcasting says how, and tell how.
+
+    ``{}`` in the code stands for the other tensor.
+    """
     if tensor.shape == like.shape:
-        return tensor
+        return "", tensor
     for dim in range(like.dim()):
         if tensor.shape == (*like.shape[:dim], *like.shape[dim + 1 :]):
-            return tensor.unsqueeze(dim).expand_as(like)
+            return f".unsqueeze({dim})", tensor.unsqueeze(dim).expand_as(like)
     try:
-        return tensor.sum_to_size(like.shape)
+        return ".sum_to_size({}.shape)", tensor.sum_to_size(like.shape)
     except RuntimeError:
         return None

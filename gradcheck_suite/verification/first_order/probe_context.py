@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 
 from gradcheck_suite.verification.first_order.backward_contract import check_contracts
@@ -120,6 +121,13 @@ class ProbeContext:
             cotangents = self.cotangents(point, probe)
             self._gradients[key] = differentiate(self.subject, point, cotangents)
         return self._gradients[key]
+
+    def at(self, point: Point) -> ProbeContext:
+        """Return the same of another point, with the draws of this one."""
+        other = copy.copy(self)
+        other.point, other._gradients, other._moved = point, {}, None  # noqa: SLF001 - a copy
+        other.gradients = other.differentiated(point, 0)
+        return other
 
     def moved_point(self) -> Point | None:
         """Return a point beside the given one; None where the function can't be evaluated."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -113,10 +113,8 @@ def _rearranged(words: str, gradient: torch.Tensor) -> torch.Tensor:
     swapped = re.search(r"dimensions (\d+) and (\d+) are swapped", words)
     if swapped:
         one, two = int(swapped[1]), int(swapped[2])
-        shape = list(gradient.shape)
-        shape[one], shape[two] = shape[two], shape[one]
-        return gradient.reshape(shape).transpose(one, two)
-    code = re.search(r"(flip|roll)\([-\d, ]+\)", words)[0]
+        return gradient.transpose(one, two)
+    code = re.search(r"is (?:transposed|reversed|off by one)[^:]*: (\S.*) of it is right", words)[1]
     return eval(f"gradient.{code}", {"gradient": gradient})
 
 
@@ -150,31 +148,29 @@ def _region_is_true(words: str, exact: Exact, wrong: torch.Tensor) -> bool | Non
     return bool((mask == wrong).all())
 
 
-def _term_is_true(words: str, exact: Exact) -> bool | None:
-    added = re.search(r"it is right once (.*) is added", words)[1]
-    added = re.sub(r"output\[\d+\]", "output", added)
+def _term_is_true(words: str, exact: Exact) -> bool:
+    """Run what a message says is to be added, as it stands."""
     for seed in (5, 6):
         g = exact.cotangent(seed)
         ours = exact.ours(g)
-        known = {
-            name: value.detach() for name, value in exact.named.items() if hasattr(value, "dim")
-        }
-        known |= {"grad_output": g, "grad": ours, "output": exact.y}
-        dims = re.findall(r"mean\((\d+)\)|sum\((\d+)\)", added)
-        dim = int(next(filter(None, dims[0]))) if dims else 0
-        known["normalised"] = lambda t, eps, d=dim: (
-            (t - t.mean(d, keepdim=True)) / (t.var(d, keepdim=True, unbiased=False) + eps).sqrt()
-        )
-        known["rms"] = lambda t, eps, d=dim: (t.square().mean(d, keepdim=True) + eps).sqrt()
-        code = re.sub(r"\.(mean|sum)\((\d+)\)", r".\1(\2, keepdim=True)", added)
-        if "grad_output" in code and ours.shape != g.shape:
-            if not code.replace("grad_output", "").strip(" -*.0123456789"):
-                return same(ours + _fit(eval(code, known), ours), exact.right(g))
-            return None
-        if not same(ours + eval(code, known), exact.right(g)):
+        if not same(ours + added_by(words, exact.named, g, ours, exact.y), exact.right(g)):
             return False
     return True
 
 
-def _fit(term: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return term.sum_to_size(like.shape) if term.dim() >= like.dim() else term.unsqueeze(-1)
+def added_by(
+    words: str,
+    named: Mapping[str, Any],
+    grad_output: torch.Tensor,
+    grad_input: torch.Tensor,
+    output: torch.Tensor,
+) -> torch.Tensor:
+    """Return the term that a message says is to be added, by its code as it stands."""
+    code = re.search(r"it is right once (.*?) is added", words)[1]
+    known = {name: one.detach() for name, one in named.items() if hasattr(one, "detach")}
+    known |= {"output": [output] * 9 if "output[" in code else output}
+    known |= {"grad_output": grad_output, "grad_input": grad_input}
+    defined = re.search(r"(xhat) = (.*?\.sqrt\(\))", words)
+    if defined:
+        known[defined[1]] = eval(defined[2], known)
+    return eval(code, known)
