@@ -150,7 +150,7 @@ class _Mistakes:
         suspicion = messages.suspicion_of(diagnosis, draws=draws, varied=self._state.varied)
         return messages.wrong_gradient(
             place=self._place(pair, path, suspicion),
-            unseen="" if only(path.functions) else self._unseen().words,
+            unseen="" if only(path.functions) else self._unseen_of(variable, path).words,
             ends_early=self._is_little(shown, diagnosis, entry) and self._ends_early(),
             draws=draws,
             output=self._output(output),
@@ -216,6 +216,13 @@ class _Mistakes:
             self._unrecorded = follow(self._context.subject, self._context.point)
         return self._unrecorded
 
+    def _is_cut_off(self, variable: int, path: GraphPath) -> bool:
+        """Return whether the function's own lines take what depends on a variable off the graph."""
+        return not path.connected and bool(self._unseen_of(variable, path).cuts)
+
+    def _unseen_of(self, variable: int, path: GraphPath) -> Unrecorded:
+        return self._unseen() if path.connected else self._unseen().of(variable)
+
     def _first_look(self, pair: Pair) -> Diagnosis:
         failed = [
             outcome.measurement
@@ -227,6 +234,8 @@ class _Mistakes:
     def _path(self, pair: Pair) -> GraphPath:
         """Return the path to a wrong gradient; of the Functions on it only the wrong ones."""
         path = self._call.path(*pair)
+        if self._is_cut_off(pair[1], path):
+            return replace(path, functions=())  # cut off outside of them all
         if not path.functions or path.alone:
             return path
         if path.functions not in self._wrong:
@@ -241,6 +250,8 @@ class _Mistakes:
         Function is checked by itself.
         """
         function = only(path.functions)
+        if self._is_cut_off(pair[1], path):
+            return self._unseen_of(pair[1], path).place
         alone = self._wrong.get(self._call.path(*pair).functions) or {}
         if path.argument is None and alone:
             first, *others = [alone[one] for one in path.functions]

@@ -19,6 +19,7 @@ from gradcheck_suite._runtime.frames import Owner, definition_line, owner_of_fil
 from gradcheck_suite._torch_compat import version_of
 from gradcheck_suite.findings import Location, Related
 from gradcheck_suite.verification.diagnosis.function_source import Place, hook_place
+from gradcheck_suite.verification.target.graph_walk import reachable
 from gradcheck_suite.verification.target.tree import leaves_with_paths
 
 if TYPE_CHECKING:
@@ -35,7 +36,9 @@ _MOST_WORK = 200_000_000
 """How many entries are compared in all. A bound on cost: some tenths of a second."""
 _MOST_RELATED = 3
 """How many lines are listed beside the first. Chosen; only the length of a report depends on it."""
-_CUTS = frozenset(["detach", "detach_", "item", "numpy", "tolist", "tensor", "__float__"])
+_CUTS = frozenset(
+    ["detach", "detach_", "item", "numpy", "tolist", "tensor", "__float__", "__int__", "__array__"]
+)
 """Functions whose results autograd does not follow back."""
 
 
@@ -48,12 +51,28 @@ class Unrecorded:
         writes: the lines that wrote into a tensor of the graph without a record.
         cuts: the lines that took a value out of the graph, each with how.
         hooks: what the hooks of tensors of the graph return for a gradient.
+        cut_off: for each cut the variables, by index, that the value depends on.
     """
 
     definition: Location | None = None
     writes: tuple[Location, ...] = ()
     cuts: tuple[tuple[Location, str], ...] = ()
     hooks: tuple[Location, ...] = ()
+    cut_off: tuple[frozenset[int], ...] = ()
+
+    def of(self, variable: int) -> Unrecorded:
+        """Return what may be why no path in the graph leads to a variable."""
+        kept = [
+            (cut, variables)
+            for cut, variables in zip(self.cuts, self.cut_off, strict=True)
+            if variable in variables
+        ]
+        return Unrecorded(
+            self.definition,
+            () if kept else self.writes,
+            tuple(cut for cut, _ in kept),
+            cut_off=tuple(variables for _, variables in kept),
+        )
 
     @property
     def words(self) -> str:
@@ -118,7 +137,7 @@ class _Follower:
     variables: dict[int, torch.Tensor] = field(default_factory=dict)
     definition: Location | None = None
     writes: dict[Location, None] = field(default_factory=dict)
-    cuts: dict[tuple[Location, str], None] = field(default_factory=dict)
+    cuts: dict[tuple[Location, str], set[int]] = field(default_factory=dict)
     hooks: dict[Location, None] = field(default_factory=dict)
     _watched: dict[int, _Watched] = field(default_factory=dict)
     _last: Location | None = None
@@ -153,7 +172,13 @@ class _Follower:
 
     def seen(self) -> Unrecorded:
         """Return what was seen so far."""
-        return Unrecorded(self.definition, tuple(self.writes), tuple(self.cuts), tuple(self.hooks))
+        return Unrecorded(
+            self.definition,
+            tuple(self.writes),
+            tuple(self.cuts),
+            tuple(self.hooks),
+            tuple(map(frozenset, self.cuts.values())),
+        )
 
     def begin(self, variables: Iterable[torch.Tensor]) -> None:
         """Watch the tensors that gradients are checked for."""
@@ -219,6 +244,13 @@ class _Follower:
         """Return whether a tensor is a variable, or computed of something that needs a gradient."""
         return tensor.requires_grad and (tensor.grad_fn is not None or id(tensor) in self.variables)
 
+    def _cut(self, location: Location, how: str, given: list[torch.Tensor]) -> None:
+        """Note a cut, and which variables the values depend on that it takes out of the graph."""
+        ends = {id(getattr(node, "variable", None)) for node in reachable(*_nodes(given))}
+        ends.update(map(id, given))
+        variables = {index for index, variable in enumerate(self.variables) if variable in ends}
+        self.cuts.setdefault((location, how), set()).update(variables)
+
     def _note(
         self, function: Callable[..., object], given: list[torch.Tensor], result: object
     ) -> None:
@@ -241,9 +273,9 @@ class _Follower:
                 return
             elif name == ".data" or name in _CUTS:
                 how = name if name.startswith(".") else f"{name}()"
-                self.cuts[location, f"`{how}`"] = None
+                self._cut(location, f"`{how}`", given)
             elif made and not torch.is_grad_enabled():
-                self.cuts[location, "no_grad()"] = None
+                self._cut(location, "no_grad()", given)
         except Exception:  # noqa: BLE001 - a tensor that refuses to be looked at
             return
         finally:
@@ -254,6 +286,10 @@ def _tensors(tree: object) -> Iterator[torch.Tensor]:
     for _, leaf in leaves_with_paths(tree, ""):
         if isinstance(leaf, torch.Tensor):
             yield leaf
+
+
+def _nodes(tensors: Iterable[torch.Tensor]) -> list[Any]:
+    return [tensor.grad_fn for tensor in tensors]
 
 
 def _counts(tensor: torch.Tensor) -> bool:

@@ -137,3 +137,52 @@ def test_whoever_follows_lines_follows_them_afterwards():
     finally:
         sys.settrace(before)
     assert seen
+
+
+class Sine(torch.autograd.Function):
+    """The sine, whose gradient is ``factor`` times the right one."""
+
+    factor = 1.0
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @classmethod
+    def backward(cls, ctx, grad_output):
+        (x,) = ctx.saved_tensors
+        return cls.factor * grad_output * x.cos()
+
+
+class DoubledSine(Sine):
+    factor = 2.0
+
+
+class Temperature(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.log_tau = nn.Parameter(torch.tensor(-1.0, dtype=torch.float64))
+        self.scale = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+
+    def forward(self, x):
+        self.seen = self.scale.exp().item()
+        tau = self.log_tau.exp().item()  # the temperature is cut
+        return self.function.apply(x) * self.scale / tau
+
+
+@pytest.mark.parametrize("function", [Sine, DoubledSine])
+def test_a_function_is_not_blamed_for_what_the_module_cuts_off(function):
+    report = check_gradients(Temperature(function), drawn(), order=1, variations=())
+    found = {finding.evidence["input"]: finding for finding in report.findings}
+    cut = found.pop("log_tau")
+    assert "# the temperature is cut" in LINES[cut.location.line - 1]
+    assert "no path in the graph leads to it" in cut.message
+    assert "`item()` takes a part of it out of the graph there" in cut.message
+    assert "made by" not in cut.message
+    assert "scale" not in found
+    for other in found.values():
+        assert function is DoubledSine
+        assert "made by" in other.message
+    assert bool(found) is (function is DoubledSine)
