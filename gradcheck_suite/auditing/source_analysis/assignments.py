@@ -146,6 +146,8 @@ def _last_key(target: ast.expr) -> str | None:
 def cut_of(name: str, places: Iterable[Location]) -> Cut | None:
     """Return where one of these functions detaches the tensor of this name, if any does.
 
+    So it does by making a number of it, which goes on in a local or in what is returned.
+
     Args:
         name: of the variable or attribute, with the way to it: ``model.scale``.
         places: lines in the functions that are looked into.
@@ -156,13 +158,54 @@ def cut_of(name: str, places: Iterable[Location]) -> Cut | None:
         scope = None if tree is None else innermost(tree, place.line)
         if scope is None:
             continue
+        kept = _kept_beside(scope)
         for node in ast.walk(scope):
-            if isinstance(node, ast.Attribute) and node.attr in {"detach", "data"}:
+            if _is_conversion(node) and node not in kept and keys:
+                if _last_key(_receiver(node.func.value)) == keys[-1]:
+                    return Cut(place.path, node.lineno, f"`.{node.func.attr}()`")
+            elif isinstance(node, ast.Attribute) and node.attr in {"detach", "data"}:
                 writes = isinstance(node.ctx, ast.Store) or _is_written_through(node, scope)
                 if keys and _last_key(node.value) == keys[-1] and not writes:
                     what = "`.detach()`" if node.attr == "detach" else "`.data`"
                     return Cut(place.path, node.lineno, what)
     return None
+
+
+_CONVERSIONS = frozenset(["item", "tolist", "numpy"])
+
+
+class _MethodCall(ast.Call):
+    func: ast.Attribute
+
+
+def _is_conversion(node: ast.AST) -> TypeGuard[_MethodCall]:
+    """Return whether this makes Python numbers of a tensor: ``scale.exp().item()``."""
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in _CONVERSIONS
+    )
+
+
+def _receiver(node: ast.expr) -> ast.expr:
+    """Return what the first of a chain of methods is called on."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        node = node.func.value
+    return node
+
+
+def _kept_beside(scope: ast.AST) -> set[ast.AST]:
+    """Return what is but printed, logged, or kept in an attribute or a container."""
+    beside = (
+        each
+        for each in ast.walk(scope)
+        if isinstance(each, ast.Expr)
+        or (
+            isinstance(each, ast.Assign)
+            and not any(isinstance(target, ast.Name) for target in each.targets)
+        )
+    )
+    return {inner for each in beside for inner in ast.walk(each)}
 
 
 def _is_written_through(data: ast.Attribute, scope: ast.AST) -> bool:

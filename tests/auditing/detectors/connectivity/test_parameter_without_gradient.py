@@ -322,3 +322,42 @@ def test_the_function_that_is_named_is_the_one_around_the_line(audited, line_of)
     (finding,) = [each for each in audited(loop).findings if each.code == "GCS401"]
     assert finding.location.line == line_of(compute_loss)
     assert finding.location.function == "compute_loss"
+
+
+class NumberOfTemperature(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.log_tau = make_net(), nn.Parameter(torch.tensor(-1.0))
+
+    def forward(self, x):
+        tau = self.log_tau.exp().item()  # <- here
+        return self.net(x) / tau
+
+
+class TemperatureLeftOut(NumberOfTemperature):
+    def forward(self, x):
+        self.seen = self.log_tau.exp().item()
+        return self.net(x)
+
+
+def trained(make):
+    def loop():
+        model = make()
+        optimizer = sgd(model)
+        for x, y in data():
+            update(optimizer, F.cross_entropy(model(x), y))
+
+    return loop
+
+
+def test_a_number_made_of_a_parameter_is_what_cuts_it_off(audited, line_of):
+    (finding,) = audited(trained(NumberOfTemperature)).findings
+    assert finding.code == "GCS401"
+    assert finding.location.line == line_of(NumberOfTemperature)
+    assert "cut by `.item()`" in finding.message
+
+
+def test_a_number_that_is_only_kept_cuts_nothing_off(audited):
+    (finding,) = audited(trained(TemperatureLeftOut)).findings
+    assert finding.code == "GCS403"
+    assert "item()" not in finding.message
