@@ -54,6 +54,7 @@ AutocastEntered            when autocast is entered where it was off
 GeneratorSet               after ``manual_seed`` and ``set_rng_state`` of torch's own generator
 GradModeChanged            at ``no_grad``, ``inference_mode``, ``enable_grad``, ``set_grad_enabled``
 StateTaken                 after the outermost ``module.state_dict()``
+StateSaved                 after ``torch.save()``
 LoadStarted                before the outermost ``module.load_state_dict(...)``
 StateLoaded                after the outermost ``module.load_state_dict(...)`` that did not raise
 CopiedOntoItself           after ``copy_`` from the very memory that it writes
@@ -140,6 +141,7 @@ __all__ = [
     "SchedulerStepped",
     "SessionEnded",
     "StateLoaded",
+    "StateSaved",
     "StateTaken",
     "StepFinished",
     "StepMarked",
@@ -533,6 +535,13 @@ class StateTaken(NamedTuple):
     site: CallSite | None
 
 
+class StateSaved(NamedTuple):
+    """Something was written by ``torch.save``."""
+
+    saved: object
+    site: CallSite | None
+
+
 class GeneratorSet(NamedTuple):
     """Torch's own generator was given a seed, or a state: ``seed`` is None then."""
 
@@ -693,6 +702,7 @@ Event: TypeAlias = (
     | GeneratorSet
     | GradModeChanged
     | StateTaken
+    | StateSaved
     | LoadStarted
     | StateLoaded
     | CopiedOntoItself

@@ -18,6 +18,7 @@ from gradcheck_suite.auditing.events import (
     ModeChanged,
     ModuleConverted,
     StateLoaded,
+    StateSaved,
     StateTaken,
 )
 from gradcheck_suite.auditing.instrumentation.base import EventSource, is_compiling
@@ -90,9 +91,9 @@ class ModeSource(EventSource):
 
 
 class StateSource(EventSource):
-    """Replaces ``Module.state_dict``, which calls that of each child, and ``load_state_dict``."""
+    """Replaces ``state_dict``, which calls that of each child, ``load_state_dict`` and ``save``."""
 
-    kinds = (StateTaken, LoadStarted, StateLoaded)
+    kinds = (StateTaken, StateSaved, LoadStarted, StateLoaded)
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)
@@ -102,6 +103,9 @@ class StateSource(EventSource):
         """Replace the methods."""
         patches.replace(nn.Module, "state_dict", self._taking(nn.Module.state_dict))
         patches.replace(nn.Module, "load_state_dict", self._loading(nn.Module.load_state_dict))
+        save = self._saving(torch.save)
+        for place in (torch, torch.serialization):
+            patches.replace(place, "save", save)
 
     def _taking(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -117,6 +121,17 @@ class StateSource(EventSource):
             return result
 
         return state_dict
+
+    def _saving(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def save(obj: object, *args: Any, **kwargs: Any) -> Any:
+            result = original(obj, *args, **kwargs)
+            source: StateSource = self.acting
+            if source.state.running and not is_compiling():
+                source.recorder.bus.emit(StateSaved(obj, call_site()))
+            return result
+
+        return save
 
     def _loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

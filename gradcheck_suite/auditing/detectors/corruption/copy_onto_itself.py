@@ -1,14 +1,17 @@
-"""A state that was kept to be loaded again, and is the memory of the parameters themselves.
+"""A state that was kept to be loaded or saved, and is the memory of the parameters themselves.
 
 ``model.state_dict()``, ``parameter.data`` and ``tensor.detach()`` are no copies: what they return
-changes with each step. To copy it back writes each element onto itself, and a target network that
-shares the tensors of the network it follows is that network.
+changes with each step. To copy it back writes each element onto itself, a file that it is saved to
+has the last weights, and a target network that shares the tensors of the network it follows is that
+network.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -17,13 +20,15 @@ from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import version_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors.base import related
-from gradcheck_suite.auditing.events import CopiedOntoItself, StateTaken
+from gradcheck_suite.auditing.events import CopiedOntoItself, StateSaved, StateTaken
 from gradcheck_suite.auditing.object_names.heap import SearchEndedError
 from gradcheck_suite.auditing.object_names.optimizers import parameters_of
 from gradcheck_suite.auditing.source_analysis.assignments import set_before_call
 from gradcheck_suite.findings import Finding, Severity
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.object_names.tensor_names import ParameterNames
     from gradcheck_suite.auditing.recorder import Recorder
@@ -72,6 +77,14 @@ class _Copies:
     kept: bool = False
 
 
+@dataclass(slots=True)
+class _Saved:
+    """A state that one line had taken and another saved, and the most steps in between."""
+
+    taken: _Taken
+    since: int = 0
+
+
 class CopyOntoItselfDetector:
     """Reports copy-onto-itself (GCS110)."""
 
@@ -80,11 +93,12 @@ class CopyOntoItselfDetector:
         self._names = names
         self._taken: dict[int, _Taken] = {}
         self._copies: dict[tuple[CallSite | None, CallSite | None], _Copies] = {}
+        self._saved: dict[tuple[CallSite | None, CallSite | None], _Saved] = {}
         self._looked_at = 0
 
     def subscriptions(self) -> Subscriptions:
         """Remember what states were given out when, and look at copies that change nothing."""
-        return {StateTaken: self._take, CopiedOntoItself: self._copy}
+        return {StateTaken: self._take, CopiedOntoItself: self._copy, StateSaved: self._save}
 
     def _take(self, event: StateTaken) -> None:
         state = self._recorder.state
@@ -129,6 +143,24 @@ class CopyOntoItselfDetector:
         if taken is None and not copies.kept:
             copies.kept = self._is_kept(event.source)
 
+    def _save(self, event: StateSaved) -> None:
+        """Look for a state that was taken before the last steps, in what was written to a file.
+
+        One that was taken before the first step may be meant to follow the model.
+        """
+        for tensor in islice(_tensors_in(event.saved), _MOST_TAKEN):
+            taken = self._taken.get(id(tensor))
+            if taken is None or taken.tensor() is not tensor or not taken.step:
+                continue
+            since = self._steps_since(taken.sequence, tensor)
+            if not since and version_of(tensor) > taken.version:
+                since = self._recorder.state.optimizer_steps - taken.step
+            if since:
+                key = event.site, taken.site
+                saved = self._saved.setdefault(key, _Saved(taken))
+                saved.since = max(saved.since, since)
+                return
+
     def _steps_since(self, sequence: int, target: Tensor) -> int:
         """Return how many steps have since been taken by optimizers that own this memory."""
         address = target.data_ptr()
@@ -152,11 +184,23 @@ class CopyOntoItselfDetector:
 
     def findings(self) -> list[Finding]:
         """Return one finding for each line that copies and each that had taken the state."""
-        return [
-            finding
-            for (site, _), copies in self._copies.items()
-            if (finding := _finding(site, copies)) is not None
+        found = [_finding(site, copies) for (site, _), copies in self._copies.items()]
+        told = {finding.location for finding in found if finding is not None}
+        found += [
+            _saved_too_late(site, saved)
+            for (site, _), saved in self._saved.items()
+            if location_of(saved.taken.site) not in told
         ]
+        return [finding for finding in found if finding is not None]
+
+
+def _tensors_in(saved: object, depth: int = 4) -> Iterator[Tensor]:
+    """Yield the tensors in what was saved, and in containers in it."""
+    if isinstance(saved, Tensor):
+        yield saved
+    elif depth and isinstance(saved, (Mapping, list, tuple)):
+        for each in tuple(saved.values()) if isinstance(saved, Mapping) else tuple(saved):
+            yield from _tensors_in(each, depth - 1)
 
 
 def _address(tensor: Tensor) -> int | None:
@@ -220,4 +264,20 @@ def _finding(site: CallSite | None, copies: _Copies) -> Finding | None:
         related=related((copied, "copied onto itself here"), apart_from=where),
         hint="keep tensor.detach().clone(), not tensor.data or tensor.detach()",
         evidence=evidence,
+    )
+
+
+def _saved_too_late(site: CallSite | None, saved: _Saved) -> Finding:
+    here = location_of(saved.taken.site)
+    return Finding.of(
+        catalogue.COPY_ONTO_ITSELF,
+        f"the state_dict() of {saved.taken.kind} that was kept here is no copy: it shares the "
+        f"memory of the parameters, and had followed {saved.since} more steps when torch.save() "
+        "wrote it; expected the state as it was",
+        detector="audit",
+        severity=Severity.WARNING,
+        location=here,
+        related=related((location_of(site), "saved here"), apart_from=here),
+        hint="best = copy.deepcopy(model.state_dict()), or save it at once",
+        evidence={"steps_between": saved.since},
     )

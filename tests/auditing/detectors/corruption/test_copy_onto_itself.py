@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+import io
+import re
 
 import pytest
 import torch
 from torch import nn
+
+from gradcheck_suite.severity import Severity
 
 
 def training(model, steps=4):
@@ -181,3 +185,120 @@ def test_a_write_that_changes_nothing_is_a_note(audited, only):
                     parameter.copy_(parameter.data.contiguous())
 
     assert only(audited(loop), "GCS110").severity.value == "note"
+
+
+def best_state_is_saved_at_the_end():
+    model = nn.Linear(4, 1)
+    best = None
+    for number in training(model):
+        if number == 1:
+            best = model.state_dict()  # <- here
+    torch.save(best, io.BytesIO())
+
+
+def best_checkpoint_is_saved_at_the_end():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    best = {}
+    for number in training(model):
+        if number in {0, 2}:
+            best = {
+                "step": number,
+                "weights": [model.state_dict()],  # <- here
+            }
+    torch.serialization.save(best, io.BytesIO())
+
+
+@pytest.mark.parametrize(
+    "loop", [best_state_is_saved_at_the_end, best_checkpoint_is_saved_at_the_end]
+)
+def test_a_best_state_that_is_saved_later_is_a_warning_where_it_was_taken(
+    audited, only, line_of, loop
+):
+    session = audited(loop)
+    finding = only(session, "GCS110")
+    assert finding.severity is Severity.WARNING
+    assert finding.location.line == line_of(loop)
+    assert re.search(r"had followed [12] more steps? when torch.save\(\) wrote it", finding.message)
+    assert finding.related[0].message == "saved here"
+
+
+def state_saved_at_once():
+    model = nn.Linear(4, 1)
+    for _ in training(model):
+        torch.save({"weights": model.state_dict()}, io.BytesIO())
+
+
+def copied_best_is_saved_at_the_end():
+    model = nn.Linear(4, 1)
+    best = None
+    for number in training(model):
+        if number == 1:
+            best = copy.deepcopy(model.state_dict())
+    torch.save(best, io.BytesIO())
+
+
+def cloned_best_is_saved_at_the_end():
+    model = nn.Linear(4, 1)
+    best = {}
+    for number in training(model):
+        if number == 1:
+            best = {name: each.clone() for name, each in model.state_dict().items()}
+    torch.save(best, io.BytesIO())
+
+
+def live_state_from_before_training():
+    model = nn.Linear(4, 1)
+    state = {"weights": model.state_dict()}
+    for _ in training(model):
+        torch.save(state, io.BytesIO())
+
+
+def average_that_nobody_steps():
+    model, average = nn.Linear(4, 1), nn.Linear(4, 1)
+    state = None
+    for number in training(model):
+        if number == 1:
+            state = average.state_dict()
+    torch.save(state, io.BytesIO())
+
+
+def best_was_the_last():
+    model = nn.Linear(4, 1)
+    best = None
+    for _ in training(model):
+        best = model.state_dict()
+    torch.save(best, io.BytesIO())
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        state_saved_at_once,
+        copied_best_is_saved_at_the_end,
+        cloned_best_is_saved_at_the_end,
+        live_state_from_before_training,
+        average_that_nobody_steps,
+        best_was_the_last,
+    ],
+)
+def test_nothing_is_said_of_what_is_saved_as_it_is(audited, loop):
+    assert audited(loop).findings == ()
+
+
+def test_what_is_saved_and_loaded_is_told_once(audited, only):
+    def loop():
+        model = nn.Linear(4, 1)
+        best = None
+        for number in training(model):
+            if number == 1:
+                best = model.state_dict()
+        torch.save(best, io.BytesIO())
+        model.load_state_dict(best)
+
+    assert only(audited(loop), "GCS110").severity is Severity.ERROR
+
+
+def test_save_is_put_back(audited):
+    before = torch.save
+    audited(state_saved_at_once)
+    assert torch.save is torch.serialization.save is before
