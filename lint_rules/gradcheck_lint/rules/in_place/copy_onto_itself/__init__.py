@@ -31,7 +31,8 @@ class CopyOntoItself(Rule):
         yield from best_models(function)
         if module.mentions(b"load_state_dict", b"zip(", b"copy_("):
             yield from own_copies(function)
-        if module.mentions(b"load_state_dict", b"zip("):
+        if module.mentions(b"load_state_dict", b"zip(", b"save("):
             yield from kept_states(function)
+        if module.mentions(b"load_state_dict", b"zip("):
             yield from second_names(function)
             yield from replaced_followers(function)

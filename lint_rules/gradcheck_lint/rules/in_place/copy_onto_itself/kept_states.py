@@ -1,9 +1,9 @@
-"""Find state dicts that are kept by reference and loaded into the same model later."""
+"""Find state dicts that are kept by reference, and loaded into the same model or saved later."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
@@ -35,17 +35,20 @@ __all__ = ["kept_states", "owner_of_state", "without_copy"]
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """``owner.load_state_dict(state)``, and where it is among the nodes of its function."""
+    """``owner.load_state_dict(state)``, and where it is among the nodes of its function.
+
+    ``owner`` is None of ``torch.save(state)``.
+    """
 
     scope: FunctionScope
     index: int
     node: cst.Call | cst.For
-    owner: str
+    owner: str | None
     state: str
 
 
 def kept_states(function: FunctionModel) -> Iterator[Violation]:
-    """Yield every ``best = model.state_dict()`` that is loaded into the same model later."""
+    """Yield every ``best = model.state_dict()`` that is loaded into its model, or saved, later."""
     module, scope = function.module, function.scope
     if _KEEPING.isdisjoint(scope.words):
         return
@@ -86,9 +89,12 @@ def _kept_by_reference(
 ) -> Violation:
     is_replaced = module.matches(_REPLACES_MEMORY)
     is_moved = _is_moved(value) and module.matches(_MOVES_MODELS)
+    effect = "to load it copies each tensor onto itself"
+    if load.owner is None:
+        effect = "what is saved later are the last weights"
     message = (
         f"what is kept here of `{owner}` is the memory of its parameters: it changes with each "
-        "step, and to load it copies each tensor onto itself"
+        f"step, and {effect}"
     )
     if is_replaced:
         message += "; unless the parameters were given other memory in between, as by `.data =`"
@@ -101,7 +107,7 @@ def _kept_by_reference(
         message,
         Severity.NOTE if is_replaced or is_moved else Severity.WARNING,
         f"keep `copy.deepcopy({owner}.state_dict())`",
-        ((load.node, "loaded here"),),
+        ((load.node, "saved here" if load.owner is None else "loaded here"),),
     )
 
 
@@ -228,8 +234,28 @@ def _loads(module: ModuleModel) -> list[_Load]:
             if type(node) is cst.For
             for owner, state in _copied_back(node)
         ]
+        module.memo["loads of states"] += [
+            _Load(function.scope, index, node, None, state)
+            for function in module.functions()
+            for index, node in enumerate(function.scope.nodes)
+            if type(node) is cst.Call
+            and node.args
+            and module.scopes.resolve_import(dotted_name(node.func) or "") == "torch.save"
+            for state in _saved(node.args[0].value)
+        ]
     found: list[_Load] = module.memo["loads of states"]
     return found
+
+
+def _saved(value: cst.BaseExpression) -> Iterator[str]:
+    """Yield the names of what is written, alone or in a dictionary."""
+    values = [value]
+    if type(value) is cst.Dict:
+        values = [element.value for element in value.elements]
+    for each in values:
+        name = place_name(without_copy(each))
+        if name is not None:
+            yield name
 
 
 def _copied_back(loop: cst.For) -> Iterator[tuple[str, str]]:
@@ -261,7 +287,10 @@ def without_copy(state: cst.BaseExpression) -> cst.BaseExpression:
 def _loaded_later(function: FunctionModel, index: int, kept: str, owner: str) -> _Load | None:
     """Return the load of a state into the model that it is of, after that was trained."""
     for load in _loads(function.module):
-        if load.scope is function.scope:
+        if load.owner is None:
+            if load.state == kept and _saves_another(function, index, load, owner):
+                return load
+        elif load.scope is function.scope:
             if (load.state, load.owner) == (kept, owner) and _trains_between(function, index, load):
                 return load
         elif (
@@ -271,6 +300,44 @@ def _loaded_later(function: FunctionModel, index: int, kept: str, owner: str) ->
         ):
             return load
     return None
+
+
+def _saves_another(function: FunctionModel, index: int, save: _Load, owner: str) -> bool:
+    """Return whether a state that is kept where it is the best is saved after other steps.
+
+    One that is kept in each turn, or by the number of the turn, may be that of the last.
+    """
+    nodes = function.scope.nodes
+    kept = nodes[index]
+    loops = [node for node in nodes if isinstance(node, (cst.For, cst.While)) and _has(node, kept)]
+    counted = {
+        name.value
+        for loop in loops
+        if type(loop) is cst.For
+        for name in walk(loop.target)
+        if type(name) is cst.Name
+    }
+    if not any(
+        type(node) is cst.If and _has(node.body, kept) and _compares(node.test, counted)
+        for node in nodes
+    ):
+        return False
+    if save.scope is not function.scope:
+        is_own = function.scope.owner is not None and save.scope.owner is function.scope.owner
+        return is_own and "." in save.state and _is_made_once(function.module, owner)
+    is_after = any(not _has(loop, save.node) for loop in loops) and index < save.index
+    return is_after and _trains_between(function, index, replace(save, owner=owner))
+
+
+def _has(node: cst.CSTNode, inner: cst.CSTNode) -> bool:
+    return any(each is inner for each in walk(node))
+
+
+def _compares(test: cst.BaseExpression, counted: set[str]) -> bool:
+    """Return whether a test asks which of two is greater, of what no loop counts."""
+    orders = (cst.LessThan, cst.GreaterThan, cst.LessThanEqual, cst.GreaterThanEqual)
+    names = {node.value for node in walk(test) if type(node) is cst.Name}
+    return names.isdisjoint(counted) and any(isinstance(node, orders) for node in walk(test))
 
 
 def _trains_between(function: FunctionModel, index: int, load: _Load) -> bool:
@@ -289,14 +356,15 @@ def _trains_between(function: FunctionModel, index: int, load: _Load) -> bool:
         between = [known for known in nodes if id(known) in common]
     else:
         return False
-    if any(_makes_anew(known, load.owner) for known in nodes[min(index, load.index) : load.index]):
+    before = nodes[min(index, load.index) : load.index]
+    if any(_makes_anew(known, load.owner) for known in before):
         return False
     if index > load.index and any(_makes_anew(known, load.owner) for known in between):
         return False
     return any(_may_train(known, load, function) for known in between)
 
 
-def _makes_anew(node: cst.CSTNode, owner: str) -> bool:
+def _makes_anew(node: cst.CSTNode, owner: str | None) -> bool:
     return any(dotted_name(target) == owner for target, _ in assigned_pairs(node))
 
 
@@ -325,7 +393,7 @@ def _is_of_same(scope: FunctionScope, load: _Load, kept: str, owner: str) -> boo
         scope.owner is not None
         and owner in scope.parameters
         and last_word(load.state) == last_word(kept)
-        and last_word(load.owner) == owner
+        and last_word(load.owner or "") == owner
         and _KEEPS_BEST.search(last_word(kept)) is not None
     )
 
