@@ -181,11 +181,12 @@ class WrittenBelowItsReaderDetector:
             return
         self._left -= 1
         self._look_at_results()
-        if isinstance(tensor, torch.nn.Parameter) or (tensor.is_leaf and tensor.requires_grad):
+        has_graph = _has_graph(tensor)
+        if isinstance(tensor, torch.nn.Parameter) or (tensor.requires_grad and not has_graph):
             return
         self._look_at_item(tensor, operation, caller)
         # An activation, or what a layer of torch's does by itself, is no state that is carried on.
-        passes = tensor.grad_fn is not None or _is_layer(caller.f_code)
+        passes = has_graph or _is_layer(caller.f_code)
         for variables, site in _callers(caller):
             reads = reads_after(*site[:2])
             if reads is None or reads.function is None or reads.function.endswith("_"):
@@ -288,6 +289,13 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
         yield value
     elif type(value) in (list, tuple) and len(value) <= _ITEMS:
         yield from (each for each in value if isinstance(each, Tensor))
+
+
+def _has_graph(tensor: Tensor) -> bool:
+    try:
+        return tensor.grad_fn is not None
+    except RuntimeError:  # a view of a leaf that was made without recording, and written with
+        return False
 
 
 def _is_layer(code: CodeType) -> bool:
