@@ -117,8 +117,8 @@ def test_unused_suppressions_are_taken_away(monkeypatch):
     source = (
         b"import torch\n"
         b"x = 1  # noqa: GCS101, E501\n"
-        b"y = 2  # gradcheck: ignore[graph-kept] the reason\n"
-        b"# gradcheck: ignore[leaf-inplace]\n"
+        b"y = 2  # gradcheck: ignore[data-write] the reason\n"
+        b"# gradcheck: ignore[legacy-variable]\n"
         b"z = 3  # about z  # noqa: GCS301\n"
     )
     fixed = fix_source(source, "x.py")

@@ -122,12 +122,14 @@ class AccumulationWindow:
         cleared_at: how many backwards had begun when they were cleared last.
         summary: of the last finished step.
         is_followed: whether somebody wants to be told of the usual steps as well.
+        awaited: how many backwards somebody follows until its next step.
         filled_at: the time of the last backward, where gradients were discarded before.
         gradients: the identities of the gradients at that time.
     """
 
     __slots__ = (
         "__weakref__",
+        "awaited",
         "backwards",
         "cleared",
         "cleared_at",
@@ -172,6 +174,7 @@ class AccumulationWindow:
         self.backwards = backwards
         self.summary: StepSummary | None = None
         self.is_followed = False
+        self.awaited = 0
         self.filled_at = 0
         self.gradients: list[int] = []
 
@@ -392,7 +395,7 @@ class AccumulationWindows:
                 if other.ids <= window.ids:
                     other.consumed = len(other.fills)
                 other.others.update(numbers.intersection(fill.number for fill in other.fills))
-        if not is_usual or window.is_followed:
+        if not is_usual or window.is_followed or window.awaited:
             self._recorder.bus.emit(StepSummarized(event))
 
     def _begin_anew(self, _event: WatchResumed) -> None:

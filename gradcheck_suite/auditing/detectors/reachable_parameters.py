@@ -85,9 +85,10 @@ def nodes_of(event: BackwardStarted) -> Collection[Node]:
     return nodes_under(event.roots) if found is None else found.nodes
 
 
-def nodes_under(roots: Iterable[Tensor], most: int = MOST_NODES) -> Collection[Node]:
+def nodes_under(roots: Iterable[Tensor | Node], most: int = MOST_NODES) -> Collection[Node]:
     """Return the nodes under ``roots``, in the order of a walk that ends at the ``most``."""
-    waiting = [node for root in roots if (node := root.grad_fn) is not None]
+    starts = (root.grad_fn if isinstance(root, Tensor) else root for root in roots)
+    waiting = [node for node in starts if node is not None]
     seen: dict[Node, None] = {}
     while waiting and len(seen) < most:
         node = waiting.pop()

@@ -40,6 +40,9 @@ from gradcheck_suite.auditing.detectors.connectivity.parameter_without_gradient 
     ParameterWithoutGradientDetector,
 )
 from gradcheck_suite.auditing.detectors.connectivity.repeated_layer import RepeatedLayerDetector
+from gradcheck_suite.auditing.detectors.connectivity.unused_loss_term import (
+    UnusedLossTermDetector,
+)
 from gradcheck_suite.auditing.detectors.connectivity.zero_derivative import (
     ZeroDerivativeDetector,
 )
@@ -252,6 +255,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         HookPilesUpDetector(leaves),
         without_gradient,
         losses,
+        UnusedLossTermDetector(windows),
         ZeroDerivativeDetector(recorder),
         ZeroFactorsDetector(leaves),
         DerivativeLeftOutDetector(),

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from torch.autograd.graph import Node
+
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of, user_frames
 from gradcheck_suite.auditing.detectors.base import related
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from types import CodeType
 
     from torch import Tensor
-    from torch.autograd.graph import Node
 
     from gradcheck_suite.auditing.detectors.connectivity.parameter_without_gradient import (
         ParameterWithoutGradientDetector,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.run_state import RunState
 
-__all__ = ["ConstantLossTermDetector", "LossTerms"]
+__all__ = ["ConstantLossTermDetector", "LossTerms", "live_terms"]
 
 _MOST_LOSSES = 32
 """Lines with a backward whose losses are looked at. A bound on cost."""
@@ -87,13 +88,15 @@ class _Top:
     """The sums at the top of a graph: operands with a node, and without.
 
     ``beginnings`` are those of the latter that are the first operand but one of their sum, as the
-    zero is that ``sum()`` begins with; ``elementwise`` those that come before a reduction.
+    zero is that ``sum()`` begins with; ``elementwise`` those that come before a reduction;
+    ``terms`` are the nodes of the former, each once.
     """
 
     live: int = 0
     constants: int = 0
     beginnings: int = 0
     elementwise: int = 0
+    terms: list[Node] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -214,7 +217,13 @@ def _top_of(roots: Iterable[Tensor]) -> _Top:
             waiting.append((graphs[0], reduced or is_reduction))
         else:
             top.live += 1
+            top.terms.append(node)
     return top
+
+
+def live_terms(roots: Iterable[Tensor]) -> list[Node]:
+    """Return the operands with a graph, of the sums that a graph begins with."""
+    return _top_of(roots).terms
 
 
 def _is_sum(node: Node) -> bool:
