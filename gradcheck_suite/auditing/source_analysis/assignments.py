@@ -160,9 +160,10 @@ def cut_of(name: str, places: Iterable[Location]) -> Cut | None:
             continue
         kept = _kept_beside(scope)
         for node in ast.walk(scope):
-            if _is_conversion(node) and node not in kept and keys:
-                if _last_key(_receiver(node.func.value)) == keys[-1]:
-                    return Cut(place.path, node.lineno, f"`.{node.func.attr}()`")
+            made = _conversion(node)
+            if made is not None and node not in kept and keys:
+                if _last_key(_receiver(made.value)) == keys[-1]:
+                    return Cut(place.path, made.lineno, f"`.{made.attr}()`")
             elif isinstance(node, ast.Attribute) and node.attr in {"detach", "data"}:
                 writes = isinstance(node.ctx, ast.Store) or _is_written_through(node, scope)
                 if keys and _last_key(node.value) == keys[-1] and not writes:
@@ -174,17 +175,11 @@ def cut_of(name: str, places: Iterable[Location]) -> Cut | None:
 _CONVERSIONS = frozenset(["item", "tolist", "numpy"])
 
 
-class _MethodCall(ast.Call):
-    func: ast.Attribute
-
-
-def _is_conversion(node: ast.AST) -> TypeGuard[_MethodCall]:
-    """Return whether this makes Python numbers of a tensor: ``scale.exp().item()``."""
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in _CONVERSIONS
-    )
+def _conversion(node: ast.AST) -> ast.Attribute | None:
+    """Return the method by which a call makes Python numbers of a tensor, if one does."""
+    method = node.func if isinstance(node, ast.Call) else None
+    is_one = isinstance(method, ast.Attribute) and method.attr in _CONVERSIONS
+    return method if is_one else None  # type: ignore[return-value]  # as was just asked
 
 
 def _receiver(node: ast.expr) -> ast.expr:
