@@ -211,7 +211,6 @@ class Session:
         self._in_a_test = False
         self._told: frozenset[object] = frozenset()
         self._comments = CommentsOfSources()
-        self._silenced = 0
 
     def __enter__(self) -> Session:
         with _LOCK:
@@ -496,18 +495,18 @@ class Session:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What is certain by now, in the order of the detectors."""
+        return tuple(each for each in self._all_findings() if not self._is_silenced(each))
+
+    def _is_silenced(self, finding: Finding) -> bool:
+        return self._recorder.options.ignores(finding) or self._comments.silence(finding)
+
+    def _all_findings(self) -> list[Finding]:
+        """Return what is certain by now, silenced or not, where the reader looks for it."""
         found = self._found()
         for report in self._reports_inside():
             known = {subject_of(each) for each in found}
             found += [each for each in report.findings if subject_of(each) not in known]
-        placed = found if self.place is None else map(self.place, found)
-        told, self._silenced = [], 0
-        for finding in placed:
-            if self._recorder.options.ignores(finding) or self._comments.silence(finding):
-                self._silenced += 1
-            else:
-                told.append(finding)
-        return tuple(told)
+        return found if self.place is None else list(map(self.place, found))
 
     def _found(self) -> list[Finding]:
         found: list[Finding] = []
@@ -534,10 +533,12 @@ class Session:
         return self._report(self._ledger_of_all())
 
     def _report(self, ledger: Mapping[str, JSON] | None = None) -> Report:
+        found = self._all_findings()
+        told = tuple(each for each in found if not self._is_silenced(each))
         return Report(
             tool=TOOL,
-            findings=self.findings,
-            summary=self._summary(),
+            findings=told,
+            summary=self._summary(silenced=len(found) - len(told)),
             not_covered=tuple(dict.fromkeys(self._not_covered())),
             ledger=ledger,
         )
@@ -576,7 +577,7 @@ class Session:
 
         return cast("Mapping[str, JSON]", moved_locations(own.to_dict(), move))
 
-    def _summary(self) -> dict[str, JSON]:
+    def _summary(self, silenced: int) -> dict[str, JSON]:
         recorder = self._recorder
         saved = recorder.saved_tensors
         figures = Counter(
@@ -586,7 +587,7 @@ class Session:
             saved_tensors=recorder.state.saved,
             saved_tensors_checked=saved.used,
             saved_tensors_checksummed=saved.fingerprinted,
-            silenced=self._silenced,
+            silenced=silenced,
         )
         for report in self._reports_inside():
             for figure in figures:
