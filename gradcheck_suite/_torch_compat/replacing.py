@@ -184,15 +184,16 @@ def _do_nothing(*_arguments: Any) -> None:
     """Stand for a hook."""
 
 
-def leave_uncompiled(package: str, *, with_all_below: Iterable[type]) -> None:
-    """Have ``torch.compile`` run each function of a package as it stands.
+def leave_uncompiled(package: str, *, but: str, with_all_below: Iterable[type]) -> None:
+    """Have ``torch.compile`` run each function of a package as it stands, ``but`` for a part of it.
 
     What is loaded by now is meant, with all that is defined inside of functions and classes. What
     they call of other packages is compiled as ever, as a wrapper calls functions of the user's; not
     so below the methods of some classes, which call none. On torch 2.6 these are as the others.
     """
     for name, module in list(sys.modules.items()):
-        if f"{name}.".startswith(f"{package}."):
+        within = f"{name}."
+        if within.startswith(f"{package}.") and not within.startswith(f"{but}."):
             for function in _functions_of(module):
                 for code in _code_inside(function.__code__):
                     _skip_frames_of(code, and_below=False)

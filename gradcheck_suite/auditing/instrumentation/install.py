@@ -80,8 +80,12 @@ class _HiddenPatches(Patches):
 
 @functools.cache
 def _leave_ourselves_uncompiled() -> None:
-    """Let no function of ours be compiled where torch.compile takes up each frame that runs."""
-    leave_uncompiled(__name__.partition(".")[0], with_all_below=(EventBus, Recorder))
+    """Let no function of ours be compiled where torch.compile takes up each frame that runs.
+
+    Those that verification has compiled itself, around the user's, are.
+    """
+    package = __name__.partition(".")[0]
+    leave_uncompiled(package, but=f"{package}.verification", with_all_below=(EventBus, Recorder))
 
 
 class Installation:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.autograd import Function
 
+from gradcheck_suite import audit
 from gradcheck_suite.verification import check_gradients
 
 
@@ -220,6 +221,15 @@ def test_what_is_wrong_in_compiled_code_is_found(x):
     report = check_gradients(WrongWhenCompiled, x, compiled=True)
     assert [finding.code for finding in report.findings] == ["GCS611"]
     assert "finite differences agree with eager mode" in report.findings[0].message
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_after_an_audit_compiled_code_is_still_compiled(x):
+    with audit():
+        pass
+    report = check_gradients(WrongWhenCompiled, x, compiled=True)
+    assert [finding.code for finding in report.findings] == ["GCS611"]
 
 
 @pytest.mark.slow

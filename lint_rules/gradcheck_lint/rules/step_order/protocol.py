@@ -17,6 +17,7 @@ from gradcheck_lint.analyses.hidden_effects import (
 )
 from gradcheck_lint.analyses.repeated_calls import repeats, steps_for_others
 from gradcheck_lint.model.flow import (
+    Backward,
     Call,
     Clip,
     Event,
@@ -77,21 +78,35 @@ def _without_repeats(
 ) -> dict[tuple[str, int], list[Problem]]:
     """Leave out steps that find nothing because of a reset that is told by itself.
 
-    Alone, a method that resets and steps has no backward; its callers show where that comes.
+    Alone, a method that resets and steps has no backward; its callers show where that comes. And
+    leave out a backward that no step uses where a step is told by it that comes before it.
     """
+    unused = {key: problems for key, problems in found.items() if key[0] == "GCS302"}
     resets = {
-        id(problem.event.node) for key in found if key[0] == "GCS302" for problem in found[key]
+        id(problem.event.node)
+        for problems in unused.values()
+        for problem in problems
+        if isinstance(problem.event, ZeroGrad)
     }
-    if not resets:
-        return found
-    return {
+    kept = {
         key: [
             problem
-            for problem in known
+            for problem in problems
             if key[0] != "GCS303" or all(id(other.node) not in resets for other in problem.others)
         ]
-        for key, known in found.items()
+        for key, problems in found.items()
     }
+    told = {
+        id(other.node)
+        for key, problems in kept.items()
+        if key[0] == "GCS303"
+        for problem in problems
+        for other in problem.others
+        if isinstance(other, Backward)
+    }
+    for key in unused:
+        kept[key] = [problem for problem in kept[key] if id(problem.event.node) not in told]
+    return kept
 
 
 def _may_be_set_right(problem: Problem) -> bool:
