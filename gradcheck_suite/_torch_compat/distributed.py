@@ -12,6 +12,7 @@ __all__ = [
     "communicating_methods",
     "connect_to",
     "default_store",
+    "file_of",
     "is_sharded",
     "is_shared",
     "reduces_by_hook",
@@ -46,6 +47,11 @@ def default_store() -> Any | None:
 def is_shared(store: Any) -> bool:
     """Return whether several processes can be connected to a store."""
     return isinstance(store, (dist.TCPStore, dist.FileStore))
+
+
+def file_of(store: Any) -> str | None:
+    """Return the file that a store is, or None for one that a process serves."""
+    return str(store.path) if isinstance(store, dist.FileStore) else None
 
 
 def another_connection(store: Any) -> Any:

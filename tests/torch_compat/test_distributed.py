@@ -9,6 +9,7 @@ from gradcheck_suite._torch_compat import (
     communicating_methods,
     connect_to,
     default_store,
+    file_of,
     is_sharded,
     is_shared,
     reduces_by_hook,
@@ -28,6 +29,11 @@ def test_another_connection_sees_the_same_store(tmp_path):
 def test_a_store_of_one_process_is_not_shared():
     assert not is_shared(dist.HashStore())
     assert not is_shared(None)
+
+
+def test_the_file_of_a_store_is_known_where_it_is_one(tmp_path):
+    assert file_of(dist.FileStore(str(tmp_path / "store"))) == str(tmp_path / "store")
+    assert file_of(dist.HashStore()) is None
 
 
 def test_the_default_store_is_that_of_the_group(tmp_path):

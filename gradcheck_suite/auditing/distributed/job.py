@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from gradcheck_suite._torch_compat import another_connection, connect_to, default_store, is_shared
+from gradcheck_suite._torch_compat import (
+    another_connection,
+    connect_to,
+    default_store,
+    file_of,
+    is_shared,
+)
 from gradcheck_suite.auditing.distributed.channel import Channel
 
 if TYPE_CHECKING:
@@ -95,9 +101,18 @@ class Job:
     def why_alone(self) -> str | None:
         """Return why the other ranks can't be reached, or None where they can."""
         channel = self.channel()
-        if channel is None:
+        if channel is not None:
+            return channel.trouble
+        if not self.initialized:
             return "no process group with a store was made, and the launcher serves none"
-        return channel.trouble
+        return (
+            f"the process group ({dist.get_backend() if dist.is_initialized() else 'now gone'}) "
+            f"has a {type(self._store).__name__}, which no other process reaches"
+        )
+
+    def file(self) -> str | None:
+        """Return the file that the ranks meet in, or None where they meet by an address."""
+        return None if self._store is None else file_of(self._store)
 
     def _connect(self) -> None:
         opening = self._connection()

@@ -8,6 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 from weakref import WeakMethod
 
+from gradcheck_suite._version import __version__
 from gradcheck_suite.auditing.distributed.channel import ANSWERS_WITHIN
 from gradcheck_suite.auditing.distributed.divergence import compare_ranks, not_compared
 from gradcheck_suite.auditing.distributed.merging import merge_ranks, packed, unpacked
@@ -43,11 +44,18 @@ _SO_FAR_FIRST = 8
 the first steps."""
 
 
+_VERSION = __version__.encode()
+"""What a rank says as it begins: what the audits of two versions write down is not compared."""
+
+_LONGEST_VERSION = 32
+"""Characters of another's version that are shown. A bound: anything may stand there."""
+
+
 class RankReports:
     """Hands this rank's report to the one that tells of all, or tells of all.
 
     Rank 0 tells, at its end. Where a rank fails, the first to do so tells what is known by then,
-    since rank 0 may not come to its end.
+    since rank 0 may not come to its end; where rank 0 has begun no audit, the first that ends.
 
     Args:
         job: the ranks.
@@ -74,7 +82,7 @@ class RankReports:
         channel = self.job.channel() if not self._began else None
         if channel is not None:
             self._began = True
-            channel.put(f"{self.job.rank}/began", b"1")
+            channel.put(f"{self.job.rank}/began", _VERSION)
 
     def subscriptions(self) -> Subscriptions:
         """Leave what is known with the others, now and then."""
@@ -109,13 +117,17 @@ class RankReports:
         self.begin()
         reason = self.job.why_alone()
         if channel is None or reason is not None:
-            line = f"findings of the other ranks, and what differs between ranks: {reason}"
-            return replace(report, not_covered=(*report.not_covered, line))
+            return _alone(report, reason)
+        # Rank 0 may end, and the store with it, once it has this report.
+        is_told = not self.job.rank or bool(channel.get(["0/began"], seconds=ANSWERS_WITHIN))
         self._put("report", report)
         if self.job.rank:
             if failed and channel.add("tellers", seconds=ANSWERS_WITHIN) == 1:
                 return self._of_all(channel, report, seconds=0.0)
-            channel.flush(seconds=ANSWERS_WITHIN)
+            if not channel.flush(seconds=ANSWERS_WITHIN):
+                return _alone(report, channel.trouble or "the store does not answer")
+            if not is_told and channel.add("tellers", seconds=ANSWERS_WITHIN) == 1:
+                return self._of_all(channel, report, seconds=min(self._seconds, _AFTER_A_FAILURE))
             return None
         seconds = 0.0 if at_once else min(self._seconds, _AFTER_A_FAILURE if failed else inf)
         whole = self._of_all(channel, report, seconds=seconds)
@@ -160,13 +172,20 @@ class RankReports:
         reports = _wait_for(channel, sorted(began), seconds)
         silent = [rank for rank in began if rank not in reports]
         so_far = _by_rank(channel, silent, "so far", seconds=0.0)
-        known = {
-            **{rank: unpacked(message) for rank, message in {**so_far, **reports}.items()},
-            self.job.rank: report,
-        }
+        read = {rank: _read(message) for rank, message in {**so_far, **reports}.items()}
+        known = {rank: each for rank, each in read.items() if each is not None}
+        known[self.job.rank] = report
         whole = merge_ranks(known, size=self.job.size, own=self.job.rank)
-        compared = self._compared(channel, (self.job.rank, *began))
+        alike = [rank for rank, version in began.items() if version == _VERSION]
+        compared = self._compared(channel, (self.job.rank, *alike))
         lines = [*whole.not_covered, *compared.not_covered]
+        for rank in sorted(began.keys() - set(alike)):
+            other = began[rank].decode("ascii", "replace")[:_LONGEST_VERSION]
+            told = "are told" if rank in known else "can't be read, and are not told"
+            lines.append(
+                f"what differs between rank {rank} and others: its audit is of gradcheck-suite "
+                f"{other}, that of rank {self.job.rank} of {__version__}; its findings {told}"
+            )
         for rank in silent:
             steps = known[rank].summary.get("steps") if rank in known else None
             until = f"; what it had found by step {steps} is told" if rank in so_far else ""
@@ -174,7 +193,9 @@ class RankReports:
             lines.append(f"rank {rank}, which did not hand in its report{within}{until}")
         unaudited = [rank for rank in others if rank not in began]
         if unaudited:
-            lines.append(f"{ranks_in_words(unaudited)}, where no audit was begun")
+            file = self.job.file()
+            apart = f", or which have another {file}, the file that ranks meet in" if file else ""
+            lines.append(f"{ranks_in_words(unaudited)}, where no audit was begun{apart}")
         findings = (*compared.findings, *whole.findings)
         return replace(whole, findings=findings, not_covered=tuple(lines))
 
@@ -191,6 +212,19 @@ class RankReports:
             found += compare_ranks(steps, size=self.job.size)
             lines.append(not_compared(steps) or "")
         return Report("", tuple(found), not_covered=tuple(dict.fromkeys(filter(None, lines))))
+
+
+def _alone(report: Report, reason: str | None) -> Report:
+    line = f"findings of the other ranks, and what differs between ranks: {reason}"
+    return replace(report, not_covered=(*report.not_covered, line))
+
+
+def _read(message: bytes) -> Report | None:
+    """Return the report of another rank, or None for one that another version has written."""
+    try:
+        return unpacked(message)
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _wait_for(channel: Channel, ranks: list[int], seconds: float) -> dict[int, bytes]:

@@ -218,3 +218,135 @@ for _ in range(3):
         assert codes(own) == {"GCS301"}
         assert own["not_covered"][-1].startswith("findings of the other ranks, and what differs")
     assert [run.returncode for run in runs] == [0, 0]
+
+
+OTHER_VERSION = """
+if rank == 1:
+    import gradcheck_suite._version
+    gradcheck_suite._version.__version__ = "9.9.9"
+    from gradcheck_suite.auditing.distributed import rank_reports
+    pack = rank_reports.packed
+    rank_reports.packed = lambda report: FORM
+import gradcheck_suite as gs
+with gs.audit(report="report.json"):
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [("pack(report)", "are told"), ("b'[2]'", "can't be read, and are not told")],
+)
+def test_another_version_on_one_rank_is_said_and_loses_nothing_else(tmp_path, form, told):
+    train = TRAIN.replace("lr=0.01", "lr=0.01 * (rank + 1)")
+    inside = train + "\nhistory = [step() for _ in range(8)]\ndel history, model, opt\n"
+    program = HEAD + OTHER_VERSION.replace("FORM", form)
+    program += "".join(f"    {line}\n" for line in inside.splitlines())
+    (tmp_path / "train.py").write_text(program + "\ndist.barrier()\n")
+    runs = run_job(["train.py"], cwd=tmp_path)
+    assert [run.returncode for run in runs] == [0, 0], runs
+    report = json.loads((tmp_path / "report.json").read_text())
+    # The rates differ; what two versions have written down proves nothing.
+    assert codes(report) == FOUND
+    ranks = [0, 1] if told == "are told" else [0]
+    assert [each["evidence"]["ranks"] for each in report["findings"]] == [ranks]
+    (line,) = report["not_covered"]
+    assert line.startswith("what differs between rank 1 and others: its audit is of ")
+    assert "gradcheck-suite 9.9.9, that of rank 0 of " in line
+    assert line.endswith(told)
+
+
+UNREDUCED = """
+torch.manual_seed(0)
+model = nn.Linear(4, 1)
+opt = torch.optim.SGD(model.parameters(), lr=0.01)
+history = []
+for _ in range(8):
+    opt.zero_grad()
+    history.append(model(torch.randn(4, 4)).pow(2).mean())  # kept
+    history[-1].backward()
+    opt.step()
+"""
+FAKE = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+import torch.testing._internal.distributed.fake_pg
+rank = int(os.environ["RANK"])
+dist.init_process_group("fake", store=STORE, rank=rank, world_size=2)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_that_share_no_folder_each_tell_and_say_what_they_do_not_share(tmp_path):
+    for rank in (0, 1):
+        (tmp_path / str(rank)).mkdir()
+    program = FAKE.replace("STORE", "dist.FileStore(f'{rank}/store')") + UNREDUCED
+    report, runs = audit_job(
+        program, tmp_path, "--output-file", "{rank}.json", "--wait-for-ranks", "1", whole=True
+    )
+    assert report == {}
+    assert all(run.returncode in (0, 1) for run in runs)
+    for rank in (0, 1):
+        own = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert codes(own) == FOUND
+        (line,) = own["not_covered"]
+        assert line.startswith(f"rank {1 - rank}, where no audit was begun, or which have another ")
+        assert line.endswith(f"{rank}/store, the file that ranks meet in")
+
+
+@pytest.mark.slow
+def test_a_group_that_is_there_already_and_reaches_nobody_is_named(tmp_path):
+    program = FAKE.replace("STORE", "dist.HashStore()")
+    program += "import gradcheck_suite as gs\nwith gs.audit(report='{rank}.json'):\n"
+    program += "".join(f"    {line}\n" for line in UNREDUCED.splitlines())
+    (tmp_path / "train.py").write_text(program)
+    runs = run_job(["train.py"], cwd=tmp_path)
+    assert [run.returncode for run in runs] == [0, 0], runs
+    for rank in (0, 1):
+        own = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert codes(own) == FOUND
+        (line,) = own["not_covered"]
+        assert line.startswith("findings of the other ranks, and what differs between ranks: the ")
+        assert line.endswith("process group (fake) has a HashStore, which no other process reaches")
+
+
+@pytest.mark.slow
+def test_where_rank_0_begins_no_audit_another_tells(tmp_path):
+    program = (
+        HEAD
+        + TRAIN
+        + """
+import contextlib, gradcheck_suite as gs
+with gs.audit(report="report.json") if rank else contextlib.nullcontext():
+    history = [step() for _ in range(8)]  # kept
+del history, model, opt
+dist.barrier()
+"""
+    )
+    (tmp_path / "train.py").write_text(program)
+    runs = run_job(["train.py"], cwd=tmp_path, ranks=3, launcher_serves=True)
+    assert [run.returncode for run in runs] == [0, 0, 0], runs
+    report = json.loads((tmp_path / "report.json").read_text())
+    (finding,) = report["findings"]
+    assert finding["evidence"]["ranks"] == [1, 2]
+    assert report["not_covered"] == ["rank 0, where no audit was begun"]
+
+
+@pytest.mark.slow
+def test_a_store_that_ends_before_a_rank_does_loses_no_findings_of_that_rank(tmp_path):
+    program = (
+        KEPT_ON_RANK_1
+        + """
+dist.barrier()
+if rank == 0:
+    os.kill(os.getpid(), 9)
+time.sleep(0.5)
+"""
+    )
+    audit_job(program, tmp_path, "--output-file", "{rank}.json")
+    own = json.loads((tmp_path / "1.json").read_text())
+    assert codes(own) == FOUND
+    (line,) = own["not_covered"]
+    assert line.startswith("findings of the other ranks, and what differs between ranks: ")
