@@ -1,4 +1,4 @@
-"""GCS508: the needs_input_grad indices of a backward are mixed up."""
+"""GCS508: a gradient that backward does not return, or one that it does not read."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from gradcheck_lint.model.syntax import (
 from gradcheck_lint.model.values import Kind, all_are
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.custom_function.none_gradient.needed_gradients import Guard, guards_in
+from gradcheck_lint.rules.custom_function.none_gradient.unread_gradients import unread_gradients
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -38,14 +39,17 @@ if TYPE_CHECKING:
 
 
 class NoneGradient(Rule):
-    """A parameter gets None, or a ``needs_input_grad`` index guards another gradient."""
+    """A parameter gets None, an index guards another gradient, or an output's is not read."""
 
     entry = catalogue.NONE_GRADIENT
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every guard whose index is not that of the gradient it guards."""
         known = function_with(function, "backward", "vjp")
-        if known is None or known.inputs is None:
+        if known is None:
+            return
+        yield from unread_gradients(function, known)
+        if known.inputs is None:
             return
         places = _places(function)
         for guard in guards_in(function.scope):
