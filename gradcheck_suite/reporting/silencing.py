@@ -9,6 +9,7 @@ names, and on the first and the last line of the statement that it is in.
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from gradcheck_suite.reporting.source import SourceLines
@@ -18,7 +19,15 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.findings import Finding
 
-__all__ = ["NOQA", "OWN", "CommentsOfSources", "folded", "names_silenced", "split_names"]
+__all__ = [
+    "NOQA",
+    "OWN",
+    "CommentsOfSources",
+    "folded",
+    "names_in",
+    "names_silenced",
+    "split_names",
+]
 
 NOQA = re.compile(
     r"#\s*noqa(?P<codes>\s*:\s*(?P<list>[A-Z][A-Z]*[0-9]+(?:[\s,]+[A-Z][A-Z]*[0-9]+)*))?"
@@ -42,14 +51,22 @@ def names_silenced(comment: str) -> frozenset[str] | None:
     >>> names_silenced("# noqa") is None
     True
     """
-    names: set[str] = set()
-    for match in NOQA.finditer(comment):
-        if match["list"] is None:
-            return None
-        names.update(code.upper() for code in split_names(match["list"]))
-    for match in OWN.finditer(comment):
-        names.update(map(folded, split_names(match["list"])))
-    return frozenset(names)
+    if any(match["list"] is None for match in NOQA.finditer(comment)):
+        return None
+    return names_in(comment)
+
+
+def names_in(comment: str) -> frozenset[str]:
+    """Return the codes and slugs that a comment names, also beside one that silences everything.
+
+    >>> sorted(names_in("# noqa  # gradcheck: ignore[GCS301]"))
+    ['GCS301']
+    """
+    shared = (split_names(match["list"] or "") for match in NOQA.finditer(comment))
+    own = (split_names(match["list"]) for match in OWN.finditer(comment))
+    return frozenset(
+        [*map(str.upper, chain.from_iterable(shared)), *map(folded, chain.from_iterable(own))]
+    )
 
 
 def split_names(text: str) -> list[str]:
@@ -112,7 +129,7 @@ def _statements(text: str) -> Iterator[tuple[int, int, dict[int, frozenset[str]]
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             line = token.end[0]
             if token.type == tokenize.COMMENT:
-                comments[line] = names_silenced(token.string) or frozenset()
+                comments[line] = names_in(token.string)
             elif token.type == tokenize.NEWLINE:
                 yield first or line, line, comments
                 first, comments = None, {}

@@ -54,6 +54,8 @@ def test_without_a_comment_it_is_told(tmp_path):
         "# gradcheck: ignore[GCS301]",
         "# gradcheck: ignore[data-write, missing-zero-grad] as the paper has it",
         "# noqa: E501, gcs301",
+        "# noqa  # gradcheck: ignore[GCS301]",
+        "# gradcheck: ignore[GCS301]  # noqa",
     ],
 )
 @pytest.mark.parametrize("where", ["comment", "inside"])
