@@ -86,6 +86,14 @@ def test_one_line_that_overwrites_several_tensors_is_one_finding():
     assert "(and 2 more like it)" in finding.message
 
 
+def test_one_tensor_of_each_backward_is_one_wherever_it_lies():
+    """Freed memory is given out again, or is not: how often, says nothing."""
+    for options in (ONCE, LOOP):
+        (finding,) = findings_of(CASES["in_place_method"].build, **options)
+        assert finding.evidence["tensors"] == 1
+        assert "more like it" not in finding.message
+
+
 def test_two_lines_that_overwrite_alike_tensors_are_two_findings():
     def build(_):
         layers = torch.nn.ModuleList(torch.nn.Linear(3, 3) for _ in range(3))

@@ -295,6 +295,8 @@ class LeafRecords:
             if known is not None and (known.owners or known.is_parameter):
                 self._gone.append(known)
             known = without_user_modes(LeafRecord, tensor, name, self._recorder.state.step)
+            # Not in the place of one that had this identity before: which one had is chance.
+            self._living.pop(id(tensor), None)
             self._living[id(tensor)] = known
         elif known.name is None:
             known.name = name

@@ -113,7 +113,7 @@ class SavedTensorModifiedDetector:
                 kind=self._kind_of(event, writer),
                 entry=self._carried.entry,
             )
-        known.add(event)
+        known.add(event, backward=self._recorder.state.backwards)
         if writer is not None and writer.seen:
             known.writer = writer
             self._replace_guess(guessed, key, known)
@@ -303,7 +303,8 @@ class Writer:
 class Use:
     """What one line saved by one operation, overwritten and then used by backward.
 
-    ``entry`` says where that backward had entered the graph of an earlier step, if it had.
+    ``entry`` says where that backward had entered the graph of an earlier step, if it had;
+    ``addresses``, where the tensors lay that the first such ``backward`` used.
     """
 
     event: SavedTensorModified | SavedTensorCorrupted
@@ -315,14 +316,17 @@ class Use:
     entry: Entry | None = None
     count: int = 0
     steps: set[int] = field(default_factory=set)
+    backward: int | None = None
     addresses: set[int] = field(default_factory=set)
 
-    def add(self, event: SavedTensorModified | SavedTensorCorrupted) -> None:
+    def add(self, event: SavedTensorModified | SavedTensorCorrupted, *, backward: int) -> None:
         """Count one more use."""
         self.count += 1
         self.steps.add(event.step)
-        # Later on, other tensors may lie where these did.
-        if len(self.steps) == 1:
+        if self.backward is None:
+            self.backward = backward
+        # In a later one, others may lie where these did, and these elsewhere.
+        if self.backward == backward:
             self.addresses.add(event.packed.tensor.data_ptr())
 
     def mistake(self) -> object:
@@ -455,7 +459,11 @@ def _short(operation: str) -> str:
 
 
 def _count_tensors(uses: list[Use]) -> int:
-    return len(set[int]().union(*(use.addresses for use in uses)))
+    """Return how many tensors there were in that of the first backwards which had most of them."""
+    together: dict[int | None, set[int]] = {}
+    for use in uses:
+        together.setdefault(use.backward, set()).update(use.addresses)
+    return max(map(len, together.values()))
 
 
 def _at(place: Location | None) -> str:

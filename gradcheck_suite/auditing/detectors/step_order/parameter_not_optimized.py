@@ -52,7 +52,7 @@ from gradcheck_suite.auditing.source_analysis.assignments import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
     from torch.optim import Optimizer
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     )
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.object_names.heap import Heap
+    from gradcheck_suite.auditing.object_names.leaf_places import LeafPlace
     from gradcheck_suite.auditing.recorder import Recorder
     from gradcheck_suite.findings import Finding
 
@@ -313,7 +314,7 @@ class ParameterNotOptimizedDetector:
         places = places_of(leaves, tree)
         elsewhere = _names_of([leaf for leaf in leaves if id(leaf) not in places], self._recorder)
         trained = {
-            id(root): set(map(id, root.parameters()))
+            id(root): {id(each): place for place, each in enumerate(root.parameters())}
             for root in {id(each): tree.outermost(each) for each in tree.modules}.values()
         }
         owned = self._recorder.optimizers.parameters()
@@ -322,9 +323,10 @@ class ParameterNotOptimizedDetector:
         windows = self._windows.all()
         doubled = len({each.ids for each in windows}) < len(windows)
         found = []
-        for leaf in leaves:
+        # A graph has them in another order than their module.
+        for leaf in sorted(leaves, key=lambda each: _rank(each, places, trained)):
             place = places.get(id(leaf))
-            mine = set() if place is None else trained.get(place.root, set())
+            mine = set() if place is None else trained.get(place.root, {}).keys()
             owner = max(windows, key=lambda each: len(mine & each.ids), default=window)
             beside = bool(mine & owner.ids)
             maker = _maker(owner, event.site) if beside else _maker(window, event.site)
@@ -453,9 +455,22 @@ class ParameterNotOptimizedDetector:
                 group = lines.setdefault(site, [])
                 if each is not None and group is not None:
                     group.append(each)
-        wasted = {site: group for site, group in lines.items() if group}
+        ranks = {id(each): rank for rank, each in enumerate(living)}
+        wasted = {
+            site: sorted(group, key=lambda each: ranks[id(each)])
+            for site, group in lines.items()
+            if group
+        }
         told = {id(each) for group in wasted.values() for each in group}
         return wasted, [each for each in living if id(each) not in told]
+
+
+def _rank(
+    leaf: Tensor, places: Mapping[int, LeafPlace], ranks: Mapping[int, Mapping[int, int]]
+) -> int:
+    """Return the place of a leaf among the parameters of its outermost module."""
+    place = places.get(id(leaf))
+    return 0 if place is None else ranks.get(place.root, {}).get(id(leaf), 0)
 
 
 def _maker(window: AccumulationWindow, stepped: CallSite | None) -> Maker:
