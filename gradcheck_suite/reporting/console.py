@@ -18,7 +18,7 @@ from gradcheck_suite._addresses import DOCUMENTATION
 from gradcheck_suite.reporting.code_frame import Mark, draw_code_frame
 from gradcheck_suite.reporting.concise import place
 from gradcheck_suite.reporting.layout import ASCII, Page, fill, paragraph, wrap
-from gradcheck_suite.reporting.ledger import ledger_lines
+from gradcheck_suite.reporting.ledger import ledger_lines, ledger_title
 from gradcheck_suite.reporting.paths import display_path
 from gradcheck_suite.reporting.source import SourceLines
 from gradcheck_suite.reporting.summary import (
@@ -391,8 +391,7 @@ def _ledger(ledger: Mapping[str, Any], page: Page) -> Iterator[Text]:
     lines = ledger_lines(ledger)
     if not lines:
         return
-    steps = plural(ledger["steps"], "step")
-    yield Text(f"what happened in {steps}", style=page.style("strong"))
+    yield Text(ledger_title(ledger), style=page.style("strong"))
     for line in lines:
         told = f"{line.subject}: {line.facts}" if line.subject else line.facts
         style = page.style("warning") if line.unusual else ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gradcheck_suite import catalogue
 from gradcheck_suite._addresses import page_of
 from gradcheck_suite.reporting.concise import place
-from gradcheck_suite.reporting.ledger import ledger_lines
+from gradcheck_suite.reporting.ledger import ledger_lines, ledger_title
 from gradcheck_suite.reporting.source import SourceLines
 from gradcheck_suite.reporting.summary import COVERED, NOT_SHOWN, conclusion, sentences_covered
 from gradcheck_suite.reporting.text import byte_count, number, one_line, plural, visible
@@ -137,8 +137,7 @@ def _ledger(ledger: Mapping[str, JSON] | None) -> Iterator[str]:
     lines = [] if ledger is None else ledger_lines(ledger)
     if ledger is None or not lines:
         return
-    steps = ledger["steps"]
-    yield f"<h2>what happened in {plural(steps if isinstance(steps, int) else 0, 'step')}</h2>"
+    yield f"<h2>{ledger_title(ledger)}</h2>"
     yield "<table>"
     for line in lines:
         kind = ' class="unusual"' if line.unusual else ""

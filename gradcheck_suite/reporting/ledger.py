@@ -19,7 +19,7 @@ from gradcheck_suite.reporting.text import number, plural
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["LedgerLine", "ledger_lines", "shown_paths"]
+__all__ = ["LedgerLine", "ledger_lines", "ledger_title", "shown_paths"]
 
 _MOST_LINES = 6
 """Lines of one kind that are listed before the others are counted: all shall fit on a screen."""
@@ -36,13 +36,20 @@ class LedgerLine(NamedTuple):
     unusual: bool = False
 
 
+def ledger_title(ledger: Mapping[str, Any]) -> str:
+    """Return what to write above the lines."""
+    steps, watched = ledger["steps"], ledger["watched"]
+    of_which = "" if watched == steps else f"{number(watched)} of "
+    return f"what happened in {of_which}{plural(steps, 'step')}"
+
+
 def ledger_lines(ledger: Mapping[str, Any]) -> list[LedgerLine]:
     """Return the lines for people; none where nothing has trained."""
     if not ledger["optimizers"] and not ledger["backwards"]:
         return []
     lines = [line for each in ledger["optimizers"] for line in _optimizer(each)]
     lines += _parameters(ledger)
-    lines += _limited(list(map(_module, ledger["modules"])), "module")
+    lines += _limited([_module(each, ledger) for each in ledger["modules"]], "module")
     lines += _limited(list(map(_backward, ledger["backwards"])), "line that runs backwards")
     lines += _limited([_loss(each) for each in ledger["losses"]], "loss")
     return lines + _memory(ledger["memory"])
@@ -117,7 +124,7 @@ def _parameters(ledger: Mapping[str, Any]) -> list[LedgerLine]:
     """Put together the parameters of which the same is true; those that most share come last."""
     groups: defaultdict[tuple[str, bool], list[Mapping[str, Any]]] = defaultdict(list)
     for each in ledger["parameters"]:
-        groups[_fate(each)].append(each)
+        groups[_fate(each, ledger)].append(each)
     everybody = [each["name"] for each in ledger["parameters"]]
     lines = []
     for (fate, unusual), members in sorted(groups.items(), key=lambda pair: len(pair[1])):
@@ -130,7 +137,7 @@ def _parameters(ledger: Mapping[str, Any]) -> list[LedgerLine]:
     return told + _limited([line for line in lines if not line.unusual], "kind of parameters")
 
 
-def _fate(facts: Mapping[str, Any]) -> tuple[str, bool]:
+def _fate(facts: Mapping[str, Any], ledger: Mapping[str, Any]) -> tuple[str, bool]:
     """Say what became of a parameter, and whether that is unusual."""
     owners, steps = facts["owners"], facts["steps"]
     told = [f"owned by {' and '.join(owners)}" if owners else "owned by no optimizer"]
@@ -143,7 +150,7 @@ def _fate(facts: Mapping[str, Any]) -> tuple[str, bool]:
         told.append("frozen")
         unusual = unusual or bool(owners)
     if steps:
-        told.append(_gradients(facts))
+        told.append(_gradients(facts, ledger))
     unusual = unusual or bool(steps and asked and asked_last and not facts["with_gradient"])
     unusual = unusual or bool(asked and not owners)
     if facts["changed"] is not None:
@@ -157,12 +164,15 @@ def _fate(facts: Mapping[str, Any]) -> tuple[str, bool]:
     return ", ".join(told), unusual
 
 
-def _gradients(facts: Mapping[str, Any]) -> str:
+def _gradients(facts: Mapping[str, Any], ledger: Mapping[str, Any]) -> str:
+    """Say in how many steps it had gradients, and that not all of them were looked at."""
     steps, some, zeros = facts["steps"], facts["with_gradient"], facts["with_zeros"]
+    every_step = ledger["looked_at"] >= ledger["watched"]
+    looked_at = f"{plural(steps, 'step')} looked at"
     if some == steps:
-        return "gradients in each step"
+        return "gradients in each step" if every_step else f"gradients in each of {looked_at}"
     if not some and not zeros:
-        return "never a gradient"
+        return "never a gradient" if every_step else f"never a gradient in {looked_at}"
     kinds = [
         f"{word} in {number(count)}"
         for word, count in (
@@ -172,7 +182,7 @@ def _gradients(facts: Mapping[str, Any]) -> str:
         )
         if count
     ]
-    return f"{', '.join(kinds)} of {number(steps)} steps looked at"
+    return f"{', '.join(kinds)} of {looked_at}"
 
 
 def _names(names: Sequence[str | None], everybody: Sequence[str | None]) -> str:
@@ -210,14 +220,16 @@ def _prefixes(name: str) -> Iterator[str]:
         yield ".".join(parts[:length])
 
 
-def _module(facts: Mapping[str, Any]) -> LedgerLine:
+def _module(facts: Mapping[str, Any], ledger: Mapping[str, Any]) -> LedgerLine:
     kind = "" if facts["kind"] == facts["name"] else f" ({facts['kind']})"
     ways: dict[str, list[str]] = defaultdict(list)
     for call in facts["calls"]:
         where = "" if call["location"] is None else f" at {_place(call['location'])}"
         ways[call["what"]].append(f"{number(call['count'])}{where}")
     told = "; ".join(f"{way}: {', '.join(places[:3])}" for way, places in ways.items())
-    return LedgerLine(f"{facts['name']}{kind} called", told)
+    name = f"{facts['name']}{kind}"
+    every_call = ledger["every_call"]
+    return LedgerLine(f"{name} called" if every_call else f"calls of {name} looked at", told)
 
 
 def _backward(facts: Mapping[str, Any]) -> LedgerLine:

@@ -16,6 +16,7 @@ from gradcheck_suite.auditing import recorder as recorder_module
 from gradcheck_suite.auditing.options import AuditOptions
 from gradcheck_suite.auditing.recorder import StepSampler
 from gradcheck_suite.findings import Severity
+from gradcheck_suite.reporting.ledger import ledger_title
 from tests.auditing.loops.bank import CLEAN
 from tests.auditing.test_loop_bank import run_quietly
 
@@ -129,6 +130,13 @@ def test_three_quarters_of_a_quiet_loop_are_passed_over_and_counted(resting, kin
     (line,) = [line for line in session.report.not_covered if "passed over" in line]
     assert line.startswith("285 of 400 steps, passed over while all was well")
     assert "5 % longer (overhead)" in line
+
+    ledger = session.ledger
+    (optimizer,) = ledger.optimizers
+    assert (ledger.steps, ledger.watched) == (400, 115)
+    (cleared,), (backward,) = optimizer.cleared, ledger.backwards
+    assert optimizer.steps == cleared.count == backward.place.count == 115
+    assert ledger_title(ledger.to_dict()) == "what happened in 115 of 400 steps"
 
 
 def test_the_same_bits_come_out(resting):

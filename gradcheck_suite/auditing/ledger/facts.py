@@ -179,20 +179,24 @@ class Ledger:
 
     Attributes:
         steps: the number of steps of the run.
+        watched: how many of them were not passed over; counts are of these.
         looked_at: in how many of them parameters were looked at.
         optimizers: in the order in which they were first seen.
         parameters: as above.
         modules: as above.
+        every_call: whether all their calls were looked at; those of the first steps are.
         backwards: as above.
         losses: of those backwards whose loss is a sum.
         memory: of graphs.
     """
 
     steps: int
+    watched: int
     looked_at: int
     optimizers: tuple[OptimizerFacts, ...]
     parameters: tuple[ParameterFacts, ...]
     modules: tuple[ModuleFacts, ...]
+    every_call: bool
     backwards: tuple[BackwardFacts, ...]
     losses: tuple[LossFacts, ...]
     memory: MemoryFacts

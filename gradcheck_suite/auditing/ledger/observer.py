@@ -127,6 +127,7 @@ class LedgerObserver:
         self._backwards: dict[tuple[CallSite | None, bool], _Backward] = {}
         self._alive: dict[int, int] = {}
         self._mode_changes: Counter[CallSite | None] = Counter()
+        self._passed_over = 0
 
     def subscriptions(self) -> Subscriptions:
         """Follow everything that a ledger tells of."""
@@ -218,6 +219,11 @@ class LedgerObserver:
         ends.append(self._recorder.module_calls.listen(event.module, note))
 
     def _end_step(self, event: StepFinished) -> None:
+        passed_over = self._recorder.state.skipped_steps
+        if passed_over != self._passed_over:
+            # The end of the last of those: the audit goes on from here.
+            self._passed_over = passed_over
+            return
         known = self._of(event.optimizer)
         known.steps += 1
         known.note("stepped", event.site)
@@ -229,6 +235,7 @@ class LedgerObserver:
 
     def ledger(self) -> Ledger:
         """Return what is known by now."""
+        state = self._recorder.state
         everyone = list(self._optimizers.values())
         names = dict(zip(everyone, _optimizer_names(everyone), strict=True))
         by_storage: dict[int, list[str]] = {}
@@ -237,7 +244,8 @@ class LedgerObserver:
                 by_storage.setdefault(leaf.storage, []).append(leaf.name)
         told = [leaf for leaf in self._leaves.all() if leaf.is_parameter or leaf.owners]
         return Ledger(
-            steps=self._recorder.state.step,
+            steps=state.step,
+            watched=state.step - state.skipped_steps,
             looked_at=self._leaves.steps_looked_at,
             optimizers=tuple(_optimizer_facts(known, name) for known, name in names.items()),
             parameters=tuple(
@@ -252,6 +260,7 @@ class LedgerObserver:
                 ModuleFacts(each.name, each.kind, _places(each.calls))
                 for each in (*self._gone_modules, *self._modules.values())
             ),
+            every_call=state.step < FORWARDS_ARE_TOLD,
             backwards=tuple(
                 BackwardFacts(
                     Place(location_of(site), each.count), accumulates, each.reached, len(told)

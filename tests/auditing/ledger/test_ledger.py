@@ -12,7 +12,7 @@ from torch import nn
 
 import gradcheck_suite as gs
 from gradcheck_suite.reporting import json as json_report
-from gradcheck_suite.reporting.ledger import ledger_lines
+from gradcheck_suite.reporting.ledger import ledger_lines, ledger_title
 
 _SCHEMA = Path(json_report.__file__).parent / "schemas" / "report-1.schema.json"
 
@@ -264,3 +264,18 @@ def test_gradients_that_a_closure_fills_are_those_of_its_step():
         for _ in range(4):
             optimizer.step(closure)
     assert {(each.steps, each.with_gradient) for each in session.ledger.parameters} == {(4, 4)}
+
+
+def test_counts_of_some_steps_say_so(model):
+    session = audited(
+        lambda: train(model, torch.optim.SGD(model.layers.parameters(), lr=0.1), steps=40),
+        overhead=float("inf"),
+    )
+    lines = told(session)
+    assert any("gradients in each of 8 steps looked at, changed" in line for line in lines)
+    assert any("never a gradient in 8 steps looked at" in line for line in lines)
+    assert any(
+        line.startswith("calls of model (Net) looked at: training mode, recorded: 8 at")
+        for line in lines
+    )
+    assert ledger_title(session.ledger.to_dict()) == "what happened in 40 steps"
