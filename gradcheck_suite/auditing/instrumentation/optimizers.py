@@ -85,6 +85,8 @@ class OptimizerSource(EventSource):
     @left_out_of_compiled_code
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._stepping += 1
+        if self._stepping > 1 and _is_in_its_step(optimizer):
+            return
         source: OptimizerSource = self.acting
         recorder = source.recorder
         if not recorder.state.running:
@@ -102,6 +104,8 @@ class OptimizerSource(EventSource):
         if not self._stepping:
             return
         self._stepping -= 1
+        if self._stepping and _is_in_its_step(optimizer):
+            return
         source: OptimizerSource = self.acting
         recorder = source.recorder
         if not recorder.state.running and (
@@ -187,6 +191,20 @@ class OptimizerSource(EventSource):
             recorder.bus.emit(GradientsCleared(owner, set_to_none, exact_call_site()))
 
         return zero_grad
+
+
+def _is_in_its_step(optimizer: Optimizer) -> bool:
+    """Return whether the step whose hook asks is called by a step of the same optimizer.
+
+    A step may call that of the class which it derives from. One that has raised calls nothing.
+    """
+    own = sys._getframe(2)  # noqa: SLF001 - the function of torch's that calls hooks
+    outer = own.f_back
+    while outer is not None:
+        if outer.f_code is own.f_code and outer.f_locals.get("self") is optimizer:
+            return True
+        outer = outer.f_back
+    return False
 
 
 def _asked_for_at(recorder: Recorder) -> CallSite | None:
