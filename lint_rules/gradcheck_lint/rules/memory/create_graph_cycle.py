@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeGuard
+
+import libcst as cst
 
 from gradcheck_lint.analyses.hidden_effects import ZEROING, may_act_elsewhere
 from gradcheck_lint.analyses.repeated_calls import repeats
 from gradcheck_lint.model.flow import Backward, ZeroGrad
 from gradcheck_lint.model.scopes import Part
+from gradcheck_lint.model.syntax import walk
 from gradcheck_lint.model.values import Kind, Origin, all_are
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
@@ -16,6 +19,7 @@ from gradcheck_suite.severity import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gradcheck_lint.model.flow import Event
     from gradcheck_lint.model.module import FunctionModel
 
 
@@ -28,7 +32,7 @@ class CreateGraphCycle(Rule):
         """Yield every such call after which nothing drops the gradients."""
         if Part.BACKWARD not in function.scope.parts:
             return
-        events = list(function.events())
+        events = [event for event in function.events() if not _adds_to_gradient(event, function)]
         for index, event in enumerate(events):
             if not isinstance(event, Backward) or not event.creates_graph:
                 continue
@@ -54,6 +58,19 @@ _OF_THE_LAST: Final = (
     "those of the last iteration stay in memory with all of the graph, at each call, for nothing "
     "sets them to None"
 )
+
+
+def _adds_to_gradient(event: Event, function: FunctionModel) -> bool:
+    """Tell whether a gradient is overwritten with what is computed of it, graph and all."""
+    if not isinstance(event, ZeroGrad) or type(event.node) is not cst.Attribute:
+        return False
+    values = [value for target, value in function.scope.assignments if target is event.node]
+    words = {each.attr.value for value in values for each in walk(value) if _is_attribute(each)}
+    return "grad" in words and words.isdisjoint({"detach", "data"})
+
+
+def _is_attribute(node: cst.CSTNode) -> TypeGuard[cst.Attribute]:
+    return type(node) is cst.Attribute
 
 
 def _is_of_this_call(zeroing: ZeroGrad) -> bool:

@@ -201,7 +201,14 @@ def _may_stay_small(function: FunctionModel, target: cst.BaseExpression) -> bool
     module = function.module
     if not module.mentions(b"backward") and module.matches(_RECORDS_NOTHING):
         return True
-    path = dotted_name(_container(target))
+    target = _container(target)
+    around = function.scope.parent
+    if type(target) is cst.Name and around is not None:
+        # `kept = self.acts.setdefault(name, [])`, before the hook that appends to it.
+        sources = assignments(around).get(target.value, [])
+        target = _container(sources[0]) if len(sources) == 1 else target
+        target = target if dotted_name(target) else _container(target)
+    path = dotted_name(target)
     if path is None:
         return False
     for scope in module.scopes.functions:

@@ -16,9 +16,7 @@ from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.connectivity.forward_under_no_grad.unrecorded_inputs import (
     unrecorded_inputs,
 )
-from gradcheck_lint.rules.connectivity.forward_under_no_grad.unrecorded_layers import (
-    unrecorded_layers,
-)
+from gradcheck_lint.rules.connectivity.untrained_layers import unrecorded_layers
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 

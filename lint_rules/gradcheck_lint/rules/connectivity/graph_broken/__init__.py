@@ -27,6 +27,7 @@ from gradcheck_lint.rules.connectivity.graph_broken.self_comparisons import self
 from gradcheck_lint.rules.connectivity.graph_broken.straight_through import codebook_losses
 from gradcheck_lint.rules.connectivity.graph_broken.terms import is_gradient, is_item, lost_terms
 from gradcheck_lint.rules.connectivity.graph_broken.zero_products import zero_products
+from gradcheck_lint.rules.connectivity.untrained_layers import detached_layers
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -111,6 +112,7 @@ class GraphBroken(Rule):
                 Severity.WARNING,
                 "detach the state between windows, each with a backward() of its own",
             )
+        yield from detached_layers(function)
         for leaf in new_leaves(function):
             yield Violation(
                 leaf,

@@ -17,6 +17,7 @@ from gradcheck_suite.severity import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gradcheck_lint.model.flow import Event
     from gradcheck_lint.model.module import FunctionModel
 
 
@@ -41,6 +42,9 @@ class StepBeforeSecondBackward(Rule):
                 isinstance(other, Backward) and other.loops == event.loops
                 for other in events[:index]
             ):
+                continue
+            if is_known and (again := _in_next_iteration(function, events, event)) is not None:
+                yield again
                 continue
             before = [
                 other
@@ -81,6 +85,49 @@ class StepBeforeSecondBackward(Rule):
                     ((known.node, "ran here, before"), (later.node, "needs the old weights")),
                 )
                 break
+
+
+def _in_next_iteration(
+    function: FunctionModel, events: list[Event], step: Step
+) -> Violation | None:
+    """Return the violation by a step in a loop around which its model ran, before the loop.
+
+    The backward of the next iteration goes through the weights that this one has changed.
+    """
+    owned = held_by(step.values)
+    forwards = [
+        event
+        for event in events
+        if isinstance(event, Forward)
+        and event.mode is not GradMode.DISABLED
+        and sites(event.values) & owned
+    ]
+    depth = len(step.loops)
+    if not depth or any(event.loops[:depth] == step.loops for event in forwards):
+        return None
+    around = {
+        id(event.node): event
+        for event in forwards
+        if event.loops == step.loops[: len(event.loops)] and not event.arms
+    }
+    for later in events:
+        if not isinstance(later, Backward) or later.loops != step.loops or later.partial:
+            continue
+        reached = through_all(later.values) & around.keys()
+        known = around[min(reached)] if reached and not later.expects_error else None
+        if known is None or flow(function, known.node, later.node) is Flow.NONE:
+            continue
+        receiver = step.receiver or "the optimizer"
+        return Violation(
+            step.node,
+            f"`{receiver}` changes the weights of `{known.receiver}` in each iteration, and the "
+            "backward() of the next one still goes through its forward from before the loop: "
+            "torch raises, because the saved weights are overwritten",
+            Severity.WARNING,
+            f"call `{known.receiver}` in the loop",
+            ((known.node, "ran here, before the loop"), (later.node, "needs the old weights")),
+        )
+    return None
 
 
 def _is_argument(event: Step) -> bool:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gradcheck_lint.model.module import FunctionModel
     from gradcheck_lint.model.scopes import FunctionScope
 
-__all__ = ["Keeper", "keepers"]
+__all__ = ["Keeper", "is_part_of", "keepers", "parameter_names", "parameter_of"]
 
 
 class Keeper(NamedTuple):
@@ -78,18 +78,18 @@ def _stored_by(
     callee: FunctionModel, call: Call, calls: list[Call], depth: int = 0
 ) -> Iterator[tuple[Store, int | str, Values]]:
     """Yield the stores of a function that outlive a call of it, and which argument they keep."""
-    names = _names_of(callee.scope)
+    names = parameter_names(callee.scope)
     if depth < _MOST_METERS and callee.scope.owner is not None:
         yield from _stored_within(callee, call, calls, depth)
     for store in callee.events():
         if not isinstance(store, Store) or store.mode is GradMode.DISABLED or not store.stored:
             continue
         for index, values in call.arguments:
-            name = _name_of(index, names)
+            name = parameter_of(index, names)
             if (
                 name is None
                 or not values
-                or not _is_part_of(callee.bindings.get(name), store.stored)
+                or not is_part_of(callee.bindings.get(name), store.stored)
             ):
                 continue
             begins = _begins_with(name, store, callee)
@@ -125,7 +125,7 @@ def _stored_within(
     callee: FunctionModel, call: Call, calls: list[Call], depth: int
 ) -> Iterator[tuple[Store, int | str, Values]]:
     """Yield what a method hands on to an object that its own object keeps, and what that stores."""
-    names = _names_of(callee.scope)
+    names = parameter_names(callee.scope)
     inside = [event for event in callee.events() if isinstance(event, Call)]
     for inner in inside:
         method = inner.function or _method_of_element(callee, inner)
@@ -138,8 +138,8 @@ def _stored_within(
             if not call.on or _lets_go(callee, store, call, calls):
                 continue
             for index, values in call.arguments:
-                name = _name_of(index, names)
-                if name is not None and values and _is_part_of(callee.bindings.get(name), handed):
+                name = parameter_of(index, names)
+                if name is not None and values and is_part_of(callee.bindings.get(name), handed):
                     yield store, index, values
 
 
@@ -243,7 +243,7 @@ def _on_what_is_handed_in(
         yield Keeper(call, values, index, store, is_sure=False)
 
 
-def _is_part_of(parameter: Values | None, kept: Values) -> bool:
+def is_part_of(parameter: Values | None, kept: Values) -> bool:
     """Tell whether the parameter, which nothing else is bound to, is part of all that is kept.
 
     So it is where what is kept are its elements.
@@ -368,7 +368,7 @@ def _renews(other: Call, call: Call) -> bool:
     return bool(other.on & call.on) and is_named_for_emptying(other.method or "")
 
 
-def _names_of(scope: FunctionScope) -> dict[int | str, str]:
+def parameter_names(scope: FunctionScope) -> dict[int | str, str]:
     """Return the parameters by position and by name, without the object of a method."""
     node = scope.node
     if isinstance(node, (cst.Module, cst.Lambda)) or node.decorators:
@@ -390,6 +390,6 @@ def _names_of(scope: FunctionScope) -> dict[int | str, str]:
 _REST, _KEYWORDS = -1, "**"
 
 
-def _name_of(index: int | str, names: dict[int | str, str]) -> str | None:
+def parameter_of(index: int | str, names: dict[int | str, str]) -> str | None:
     """Return the parameter that takes an argument, ``args`` where it is one of ``*args``."""
     return names.get(index) or names.get(_REST if isinstance(index, int) else _KEYWORDS)

@@ -10,9 +10,13 @@ from gradcheck_lint.analyses.callers import lasts_at_callers
 from gradcheck_lint.analyses.container_clearing import is_emptied_anywhere
 from gradcheck_lint.analyses.repeated_calls import kept_by_object, lasts_between_calls
 from gradcheck_lint.model.flow import Backward, Call, Forward, GradMode, Store, StoreKind
-from gradcheck_lint.model.paths import values_of_parameters
-from gradcheck_lint.model.syntax import dotted_name
-from gradcheck_lint.model.values import Kind, Value, Values, parts_of, sites
+from gradcheck_lint.model.syntax import dotted_name, string_index
+from gradcheck_lint.model.values import Kind, Value, Values, parts_of, sites, through_all
+from gradcheck_lint.rules.memory.graph_kept.containers import (
+    is_part_of,
+    parameter_names,
+    parameter_of,
+)
 from gradcheck_lint.rules.memory.graph_kept.messages import output_kept
 
 if TYPE_CHECKING:
@@ -40,12 +44,19 @@ def stored_outputs(function: FunctionModel) -> Iterator[Violation]:
     if not module.mentions(b"backward") or not module.mentions(b"append", b"insert", b"extend"):
         return
     events = list(function.events())
+    used = {
+        node
+        for event in events
+        if isinstance(event, Backward)
+        for node in through_all(event.values)
+    }
     forwards = {
         id(event.node): event
         for event in events
         if isinstance(event, Forward) and event.mode not in _NOT_RECORDED
+        if id(event.node) not in used
     }
-    if not forwards or any(isinstance(event, Backward) for event in events):
+    if not forwards:
         return
     if not module.modes_of_callers(function.scope).isdisjoint(_NOT_RECORDED):
         return
@@ -71,26 +82,45 @@ def _handed_on(
     if call.function is None or call.referenced or call.is_constructor or call.function.linked:
         return
     func = call.node.func if type(call.node) is cst.Call else None
-    path = dotted_name(func.value) if type(func) is cst.Attribute else None
-    if path is None or not (
-        lasts_at_callers(function, path, Kind.INSTANCE) or lasts_between_calls(function, path)
-    ):
+    if type(func) is not cst.Attribute or not _lasts(function, func.value):
         return
     callee = function.module.function(call.function)
-    for parameter, values in values_of_parameters(call, callee).items():
+    names = parameter_names(callee.scope)
+    for place, values in call.arguments:
         known = _outputs(values, forwards, function)
+        given = callee.bindings.get(parameter_of(place, names) or "")
         for store in callee.events() if known else ():
-            if isinstance(store, Store) and _keeps(store, parameter, callee):
+            if isinstance(store, Store) and _keeps(store, given, callee):
                 yield output_kept(function, call.node, None, store, known)
                 break
 
 
-def _keeps(store: Store, parameter: int, callee: FunctionModel) -> bool:
+def _lasts(function: FunctionModel, thing: cst.BaseExpression) -> bool:
+    """Return whether an object is the same in all calls: ``buffer``, ``state["buffer"]``."""
+    if type(thing) is not cst.Subscript:
+        path = dotted_name(thing)
+        return path is not None and (
+            lasts_at_callers(function, path, Kind.INSTANCE) or lasts_between_calls(function, path)
+        )
+    holder, key = dotted_name(thing.value), string_index(thing)
+    is_replaced = any(
+        type(target) is cst.Subscript and string_index(target) == key
+        for target, _ in function.scope.assignments
+    )
+    return (
+        holder is not None
+        and key is not None
+        and not is_replaced
+        and lasts_at_callers(function, holder, Kind.CONTAINER)
+    )
+
+
+def _keeps(store: Store, given: Values | None, callee: FunctionModel) -> bool:
     """Return whether a method puts a parameter into a container of its object for good."""
     is_own = store.target.partition(".")[0] == callee.scope.first_parameter
     if not is_own or store.how is not StoreKind.APPEND or store.mode in _NOT_RECORDED:
         return False
-    if not all(parameter in value.carries for value in store.stored):
+    if not store.stored or not is_part_of(given, store.stored):
         return False
     return not is_emptied_anywhere(callee.module, store.target, None)
 
@@ -121,16 +151,15 @@ def _is_state(value: Value, forward: Forward) -> bool:
 
 
 def _returns_graph(value: Value, forward: Forward, function: FunctionModel) -> bool:
-    """Return whether it is all that a model of the file returns, and draws nothing."""
+    """Return whether it is all that a model of the file or of torch returns, and draws nothing."""
     if value.site != value.result_of:
         return False
     scopes = function.module.scopes
     methods = [
         scopes.method(scopes.classes.get(model.name), "forward")
-        if model.kind is Kind.INSTANCE
-        else None
         for model in forward.values
+        if model.kind is not Kind.MODULE
     ]
-    return bool(methods) and all(
+    return bool(forward.values) and all(
         method is not None and _WITHOUT_GRAPH.isdisjoint(method.words) for method in methods
     )

@@ -59,6 +59,7 @@ class RetainGraph(Rule):
         calls = frozenset(id(event.node) for event in events if isinstance(event, Forward))
         if (
             (function.scope.nested and not backward.loops)
+            or _begins_before_the_loop(events, backward)
             or _differentiates_by_hand(function, events, backward)
             or _is_handed_to_step(function, events, backward, calls)
             or any(_may_share(backward, other, calls) for other in _later(function, backward))
@@ -80,6 +81,17 @@ class RetainGraph(Rule):
             Severity.WARNING,
             "drop retain_graph=True; detach what is carried over from earlier iterations",
         )
+
+
+def _begins_before_the_loop(events: list[Event], backward: Backward) -> bool:
+    """Tell whether each iteration goes through the graph of one forward, from before the loop."""
+    through = through_all(backward.values)
+    return any(
+        isinstance(event, Forward)
+        and id(event.node) in through
+        and not set(backward.loops) <= set(event.loops)
+        for event in events
+    )
 
 
 def _later(function: FunctionModel, backward: Backward) -> list[Event]:

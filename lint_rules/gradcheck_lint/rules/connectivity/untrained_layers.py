@@ -1,9 +1,9 @@
-"""Find layers of a module that only ever run where nothing is recorded."""
+"""Find layers of a module that only run where nothing is recorded, or are always detached."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import libcst as cst
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gradcheck_lint.model.module import FunctionModel, ModuleModel
     from gradcheck_lint.model.scopes import FunctionScope
 
-__all__ = ["unrecorded_layers"]
+__all__ = ["detached_layers", "unrecorded_layers"]
 
 
 def unrecorded_layers(function: FunctionModel) -> Iterator[Violation]:
@@ -29,34 +29,69 @@ def unrecorded_layers(function: FunctionModel) -> Iterator[Violation]:
     It is likely a mistake where the module freezes other layers by name: those are the ones that
     are not to be trained.
     """
+    if not function.module.mentions(b"no_grad", b"inference_mode"):
+        return
+    for layer in _untrained_layers(function):
+        if layer.cut is not None:
+            continue
+        yield Violation(
+            layer.call,
+            f"`self.{layer.name}` is made here and only runs where nothing is recorded, so it "
+            "never gets a gradient and keeps its initial values",
+            Severity.WARNING if layer.freezes_others else Severity.NOTE,
+            "end the no_grad block before it, or freeze it by `requires_grad_(False)` if it is "
+            "not to be trained",
+        )
+
+
+def detached_layers(function: FunctionModel) -> Iterator[Violation]:
+    """Yield the detach() of each new layer that a module makes, and never uses without one."""
+    if not function.module.mentions(b"detach", b".data"):
+        return
+    for layer in _untrained_layers(function):
+        if layer.cut is None:
+            continue
+        yield Violation(
+            layer.cut,
+            f"all that `self.{layer.name}` returns is taken out of the graph here, so it never "
+            "gets a gradient and keeps its initial values",
+            Severity.WARNING,
+            "leave the graph, or freeze it by `requires_grad_(False)` if it is not to be trained",
+        )
+
+
+class _Layer(NamedTuple):
+    """A layer that its module makes and never trains.
+
+    ``call`` is where it runs, ``cut`` what takes the graph away from what it returns, None where
+    nothing is recorded. ``freezes_others`` tells that the module freezes what it has not made.
+    """
+
+    name: str
+    call: cst.Call
+    cut: cst.BaseExpression | None
+    freezes_others: bool
+
+
+def _untrained_layers(function: FunctionModel) -> Iterator[_Layer]:
     module, owner = function.module, function.scope.owner
     if owner is None or owner.methods.get("__init__") is not function.scope:
-        return
-    if not module.mentions(b"no_grad", b"inference_mode"):
         return
     if not module.scopes.derives_from(owner, "torch.nn.Module"):
         return
     made = _made_layers(function)
     calls = _calls(list(owner.methods.values()), module)
-    recorded = {name for name, _, is_recorded in calls if is_recorded}
+    recorded = {name for name, _, _, is_recorded in calls if is_recorded}
     frozen = _frozen(list(owner.methods.values()))
     if not recorded & made or "" in frozen:
         return
     reported: set[str] = set()
-    for name, call, _ in calls:
+    for name, call, cut, _ in calls:
         if name not in made - recorded - frozen - reported or _MEANT.search(name) is not None:
             continue
-        if _is_used_otherwise(name, function, calls):
-            continue
-        reported.add(name)
-        yield Violation(
-            call,
-            f"`self.{name}` is made here and only runs where nothing is recorded, so it never "
-            "gets a gradient and keeps its initial values",
-            Severity.WARNING if frozen - made else Severity.NOTE,
-            "end the no_grad block before it, or freeze it by `requires_grad_(False)` if it is "
-            "not to be trained",
-        )
+        if not _is_used_otherwise(name, function, calls):
+            reported.add(name)
+            yield _Layer(name, call, cut, bool(frozen - made))
 
 
 _MEANT: Final = re.compile(
@@ -84,17 +119,27 @@ def _is_of_torch(value: cst.BaseExpression, maker: FunctionModel) -> bool:
     return (maker.module.scopes.resolve_import(name or "") or "").startswith("torch.nn.")
 
 
-def _calls(methods: list[FunctionScope], module: ModuleModel) -> list[tuple[str, cst.Call, bool]]:
-    """Return the attributes that methods call, where, and whether it may be recorded."""
-    found: list[tuple[str, cst.Call, bool]] = []
+_LayerCall: TypeAlias = "tuple[str, cst.Call, cst.BaseExpression | None, bool]"
+
+
+def _calls(methods: list[FunctionScope], module: ModuleModel) -> list[_LayerCall]:
+    """Return the attributes that methods call, where, what cuts it, and whether it's recorded."""
+    found: list[_LayerCall] = []
     for method in methods:
         unrecorded = unrecorded_by_with(method.nodes, module.scopes)
         is_off = module.function(method).mode is GradMode.DISABLED
+        cuts = {
+            id(node.value): node
+            for node in method.nodes_of(cst.Attribute)
+            if node.attr.value in {"detach", "detach_", "data"}
+        }
         for node in method.nodes_of(cst.Call):
             name = dotted_name(node.func) or ""
             owner, _, attribute = name.partition(".")
             if owner == method.first_parameter and attribute:
-                found.append((attribute, node, not (is_off or id(node) in unrecorded)))
+                cut = cuts.get(id(node))
+                is_recorded = cut is None and not (is_off or id(node) in unrecorded)
+                found.append((attribute, node, cut, is_recorded))
     return found
 
 
@@ -123,14 +168,12 @@ def _frozen(methods: list[FunctionScope]) -> set[str]:
 _FREEZING: Final = frozenset({"parameters", "named_parameters", "requires_grad_", "requires_grad"})
 
 
-def _is_used_otherwise(
-    name: str, maker: FunctionModel, calls: list[tuple[str, cst.Call, bool]]
-) -> bool:
+def _is_used_otherwise(name: str, maker: FunctionModel, calls: list[_LayerCall]) -> bool:
     """Return whether a layer is used in the file in another way than by these calls.
 
     Its weights may be loaded, copied, tied or frozen there.
     """
-    called = {id(call.func) for attribute, call, _ in calls if attribute == name}
+    called = {id(call.func) for attribute, call, *_ in calls if attribute == name}
     mentions = 0
     for function in maker.module.functions():
         for node in function.scope.nodes_with_lambdas:
