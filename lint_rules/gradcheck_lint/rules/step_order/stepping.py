@@ -374,6 +374,9 @@ def judge_zero(path: Path, index: int, unit: Unit) -> tuple[Problem | None, ...]
     if item.leading.arms != unit.loop.arms or (item.event is not item.leading and event.arms):
         # `if i % 4 == 0: optimizer.zero_grad()` begins a window.
         return ()
+    if first_word(event.receiver) in unit.loop.targets:
+        # Each iteration resets another one: `for optimizer, loss in zip(optimizers, losses):`.
+        return ()
     first = [other for other in path if other.turn == 0]
     if any(isinstance(other.event, Step) for other in first):
         return (ABSENT,)

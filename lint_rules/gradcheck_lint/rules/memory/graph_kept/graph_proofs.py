@@ -8,7 +8,16 @@ import libcst as cst
 
 from gradcheck_lint.analyses.cuts import forwards_by_node
 from gradcheck_lint.model.flow import GradMode, StoreKind
-from gradcheck_lint.model.values import Kind, Value, Values, implied_by_all, sites, through_all
+from gradcheck_lint.model.values import (
+    NOTHING,
+    Kind,
+    Value,
+    Values,
+    all_are,
+    implied_by_all,
+    sites,
+    through_all,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,6 +56,8 @@ def makes_likely(
     """
     if at.mode in {GradMode.DISABLED, GradMode.UNKNOWN}:
         return []
+    if kept and all(_is_returned_without_graph(function, value) for value in kept):
+        return []
     beside = [
         backward
         for backward in backwards
@@ -57,6 +68,42 @@ def makes_likely(
         return found
     forwards = forwards_by_node(function)
     return [known for known in beside if _all_share(kept, _of_same_models(known, forwards))]
+
+
+def _is_returned_without_graph(function: FunctionModel, value: Value) -> bool:
+    """Tell whether a model of the file returns this in a tuple, as a number or without a graph."""
+    module = function.module
+    forward = forwards_by_node(function).get(value.result_of)
+    index = _place_of(function, value)
+    if forward is None or index is None:
+        return False
+    scopes = module.scopes
+    methods = [
+        scopes.method(scopes.classes.get(model.name), "forward")
+        if model.kind is Kind.INSTANCE
+        else None
+        for model in forward.values
+    ]
+    returned = [module.returned_by(method) if method is not None else NOTHING for method in methods]
+    return bool(returned) and all(
+        bool(values)
+        and all(
+            whole.kind is Kind.TUPLE
+            and index < len(whole.parts)
+            and all_are(whole.parts[index], Kind.NUMBER, Kind.PLAIN)
+            for whole in values
+        )
+        for values in returned
+    )
+
+
+def _place_of(function: FunctionModel, value: Value) -> int | None:
+    """Return which of several things that a call returns at once this is: 1 for ``b, c = f()``."""
+    for node in function.scope.nodes_of(cst.Assign):
+        target = node.targets[0].target
+        if type(target) is cst.Tuple and value.node in target.elements:
+            return next((at for at, one in enumerate(target.elements) if one is value.node), None)
+    return None
 
 
 def _of_same_models(backward: Backward, forwards: dict[int, Forward]) -> frozenset[int]:

@@ -214,9 +214,19 @@ def _differentiates(name: str) -> bool:
 def _differentiates_by_hand(
     function: FunctionModel, events: list[Event], backward: Backward
 ) -> bool:
-    """Tell whether autograd.grad may walk the same graph, here or in a function called later."""
+    """Tell whether autograd.grad may walk the same graph, here or in a function called later.
+
+    That is one that is handed what is differentiated, or something with a graph it was made of.
+    """
     calls = {id(event.node) for event in events if isinstance(event, Forward)}
     wanted = sites(backward.values) | (through_all(backward.values) & calls)
+    flowed = mentioned_by(backward.values)
+    made_of = frozenset(
+        value.site
+        for held in function.bindings.values()
+        for value in held
+        if value.through and value.site in flowed
+    )
     later = False
     for event in events:
         later = later or event is backward
@@ -226,9 +236,22 @@ def _differentiates_by_hand(
             name = function.module.scopes.resolve_import(dotted_name(event.node.func) or "")
             if name == "torch.autograd.grad":
                 return True
-        elif later and event.mentions & wanted and function.module.mentions(b"autograd"):
+        elif (
+            later
+            and (event.mentions & wanted or _is_handed_graph(event, made_of))
+            and function.module.mentions(b"autograd")
+        ):
             return True
     return False
+
+
+def _is_handed_graph(call: Call, made_of: frozenset[int]) -> bool:
+    """Tell whether a call is given one of these, or something computed of it, with its graph."""
+    return any(
+        bool(value.through) and bool(made_of & mentioned_by(values))
+        for _, values in call.arguments
+        for value in values
+    )
 
 
 def _is_from_outside(function: FunctionModel, backward: Backward) -> bool:
