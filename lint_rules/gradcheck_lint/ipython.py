@@ -53,7 +53,7 @@ def lines_of(lines: Sequence[str]) -> Iterator[Line]:
     What stands in a bracket or in a string that an earlier line has opened is no command: there
     ``%`` is an operator.
     """
-    if _is_all_ipython(lines):
+    if _is_all_ipython(lines) or _is_automagic(lines):
         yield from (Line(line, "" if line else None) for line in lines)
         return
     statement = _Statement()
@@ -82,6 +82,15 @@ def lines_of(lines: Sequence[str]) -> Iterator[Line]:
 def _is_all_ipython(lines: Sequence[str]) -> bool:
     head = next((line.split(None, 1)[0] for line in lines if line.strip()), "")
     return head.startswith("%%") and head not in _TRANSPARENT
+
+
+def _is_automagic(lines: Sequence[str]) -> bool:
+    """Return whether a cell is one line that IPython takes for a command without ``%``."""
+    written = [line for line in lines if line.strip()]
+    return len(written) == 1 and _AUTOMAGIC.match(written[0]) is not None
+
+
+_AUTOMAGIC = re.compile(r"(?:pip|conda|mamba|cd|ls|mkdir|load_ext|matplotlib)\s+[\w\-./~]")
 
 
 class _Statement:

@@ -67,3 +67,29 @@ def test_an_update_that_nobody_reads_is_reported(body):
 @pytest.mark.parametrize("body", _KEPT.values(), ids=_KEPT)
 def test_an_update_that_is_read_or_made_in_place_is_not(body):
     assert _found(body) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "lost"),
+    [
+        ("", "it is not registered and never trained"),
+        (", requires_grad=True", "it is not registered and never trained"),
+        (
+            ", requires_grad=False",
+            "it is not registered, and `state_dict()` and `.to()` leave it out",
+        ),
+    ],
+)
+def test_what_is_converted_after_it_was_a_parameter_is_lost(option, lost):
+    source = f"""\
+import torch
+from torch import nn
+
+class Normalizer(nn.Module):
+    def __init__(self, width, device):
+        super().__init__()
+        self.mean = nn.Parameter(torch.zeros(width){option}).to(device)
+"""
+    (finding,) = lint_source(source.encode(), "a.py")
+    assert (finding.code, finding.location.line) == ("GCS102", 7)
+    assert finding.message.endswith(lost)

@@ -153,10 +153,20 @@ def test_fixes_of_an_indented_cell_keep_its_indent(monkeypatch):
         ["if x:\n", "    files = !ls \\\n", "        -l (\n", "    y = 1"],
         ["f(a)\n", "?f\n", "f??\n", "a.b?"],
         ["\n", "  \n", "%%bash\n", "for x in loader: do (\n", "done"],
+        ["pip install -r requirements.txt"],
+        ["\n", "cd ~/data/x"],
     ],
 )
 def test_what_ipython_runs_is_told_from_python(lines):
     assert lint_notebook(_notebook(*_CELLS[:2], ("code", lines)), "a.ipynb") == ()
+
+
+@pytest.mark.parametrize(
+    "lines", [["pip install x\n", "y = 1"], ["python -u run.py"], ["pip = = 1"]]
+)
+def test_a_command_without_its_mark_is_one_alone_in_its_cell(lines):
+    (finding,) = lint_notebook(_notebook(*_CELLS[:2], ("code", lines)), "a.ipynb")
+    assert finding.code == "GCS000"
 
 
 def test_what_ipython_runs_is_written_back_as_it_was(monkeypatch):

@@ -43,6 +43,7 @@ from gradcheck_lint.model.state import as_kind
 from gradcheck_lint.model.syntax import (
     boolean,
     dotted_name,
+    keyword,
     last_word,
     place_name,
     positional,
@@ -313,7 +314,9 @@ def _tensor_method(
 def _without_graph(
     reading: Reading, node: cst.Call, method: str, receiver: Values
 ) -> Values | None:
-    """Return the integers or truths that a method makes of a tensor with a graph."""
+    """Return the integers or truths that a method makes of a tensor with a graph, or a new one."""
+    if method in _NEW_TENSOR and _are_tensors(receiver) and keyword(node, "requires_grad") is None:
+        return frozenset({reading.recorder.value(Kind.PLAIN, node)})
     if method not in GRAPHLESS_METHODS or all_are(receiver, Kind.INSTANCE, Kind.MODULE):
         return None
     cut = _cut(receiver, node)
@@ -321,6 +324,17 @@ def _without_graph(
         return None
     made = reading.recorder.value(Kind.PLAIN, node, mentions=mentioned_by(receiver), cut=cut)
     return frozenset({made})
+
+
+_NEW_TENSOR = frozenset({"new", "new_empty", "new_full", "new_ones", "new_zeros"})
+"""Methods that make a tensor of the same type, with no graph and memory of its own."""
+
+
+def _are_tensors(values: Values) -> bool:
+    """Tell whether these are known to be tensors, or what a model has computed."""
+    return bool(values) and all(
+        value.kind in {Kind.HISTORY, Kind.PLAIN, *_LEAVES} or value.through for value in values
+    )
 
 
 def _cut(receiver: Values, node: cst.Call) -> cst.CSTNode | None:
@@ -352,7 +366,7 @@ _OF_TENSORS = (
     | SCALAR_METHODS
     | _OF_ONE_TENSOR
     | _SHARES_MEMORY
-    | {"detach_"}
+    | {"detach_", "new"}
 )
 """Methods of which more is known if they are called on tensors."""
 

@@ -28,8 +28,10 @@ from gradcheck_lint.model.values import (
     Values,
     all_are,
     carrying,
+    cut_of,
     held_by,
     join_all,
+    mentioned_by,
 )
 
 if TYPE_CHECKING:
@@ -76,7 +78,12 @@ def read_torch_call(
         return same_graph(reading, node, first)
     if qualified.startswith("torch.nn.functional.") and first:
         record_call(reading, node, arguments, harmless=True)
-        return loss_of(reading, node, arguments)
+        is_of_integers = last == "one_hot"
+        return (
+            _of_integers(reading, node, first)
+            if is_of_integers
+            else loss_of(reading, node, arguments)
+        )
     made_of = record_call(reading, node, arguments, harmless=True)
     joins = last in _JOINING and qualified == f"torch.{last}"
     return carrying(made_of, *arguments.positional) if joins else made_of
@@ -111,6 +118,12 @@ def _gives_constants(reading: Reading, node: cst.Call) -> bool:
     if has_star(node) or (created is not None and boolean(created) is not False):
         return False
     return not is_computed(reading, cotangent)
+
+
+def _of_integers(reading: Reading, node: cst.Call, first: Values) -> Values:
+    """Return what a function makes of integers, which have no graph."""
+    made = reading.recorder.value(Kind.PLAIN, node, mentions=mentioned_by(first), cut=cut_of(first))
+    return frozenset({made})
 
 
 def _data_of(reading: Reading, node: cst.Call) -> Values:

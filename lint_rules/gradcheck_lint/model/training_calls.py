@@ -136,7 +136,7 @@ def read_step(
     target: cst.BaseExpression = node.func.value
     values = receiver
     handed = positional(node)
-    if is_scheduler(target, receiver):
+    if is_scheduler(target, receiver) and not _is_given_data(node, receiver):
         reading.recorder.event(
             SchedulerStep,
             node,
@@ -177,6 +177,19 @@ def read_step(
     )
     reading.recorder.hold(values)
     return reading.recorder.unknown(node, origin=Origin.CALL)
+
+
+def _is_given_data(node: cst.Call, receiver: Values) -> bool:
+    """Tell whether what is only named like a scheduler is given more than a metric and an epoch.
+
+    A schedule of pipeline stages runs a batch through them, and one of a diffusion denoises.
+    """
+    if all_are(receiver, Kind.SCHEDULER):
+        return False
+    return has_star(node) or len(node.args) > _MOST_OF_SCHEDULERS
+
+
+_MOST_OF_SCHEDULERS = 2
 
 
 def read_half_step(

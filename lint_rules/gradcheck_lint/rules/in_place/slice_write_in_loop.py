@@ -65,7 +65,7 @@ class SliceWriteInLoop(Rule):
                 event.node,
                 f"each write to a slice of `{target}` adds a node that copies all of it in "
                 "backward: time and memory grow with the square of the length",
-                Severity.NOTE if _may_be_number(event) else Severity.WARNING,
+                Severity.NOTE if _may_be_number(event) or _draws(loop) else Severity.WARNING,
                 "append to a list and use torch.stack or torch.cat after the loop",
                 ((loop.node, "in this loop"),),
             )
@@ -141,6 +141,22 @@ def _may_be_number(event: InPlace) -> bool:
     """Tell whether what is written may be a number for a log: a loss that a model returns."""
     is_sure = any(value.kind is not Kind.UNKNOWN for value in event.written)
     return not is_sure and "loss" in last_word(dotted_name(event.source)).lower()
+
+
+def _draws(loop: Loop) -> bool:
+    """Tell whether a loop draws what it goes on with, as who generates or acts does.
+
+    No gradient goes through a draw, and who calls such a function mostly records nothing.
+    """
+    return any(
+        type(node) is cst.Call
+        and type(node.func) is cst.Attribute
+        and node.func.attr.value in _DRAWING
+        for node in walk(loop.node)
+    )
+
+
+_DRAWING = frozenset({"sample", "multinomial"})
 
 
 def _has_graph(values: Values) -> bool:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.scopes import FunctionScope
     from gradcheck_lint.model.values import Value
 
 
@@ -258,9 +259,25 @@ def _records_nothing(function: FunctionModel, forward: Forward | Call) -> bool:
         method = scopes.method(scopes.classes.get(value.name), "forward")
         if method is not None and function.module.function(method).mode is GradMode.DISABLED:
             return True
-        if method is not None and method.words >= _DIFFERENTIATES:
+        if method is not None and any(
+            known.words >= _DIFFERENTIATES for known in _own_methods(method, function)
+        ):
             return True  # as forces are of an energy: what it returns needs the graph
     return False
+
+
+def _own_methods(method: FunctionScope, function: FunctionModel) -> list[FunctionScope]:
+    """Return a method, and those of the same object that it leads to."""
+    found = [method]
+    for known in found:
+        owner, first = known.owner, known.first_parameter
+        for node in known.nodes_of(cst.Call):
+            name = dotted_name(node.func) or ""
+            if owner is not None and name.startswith(f"{first}.") and name.count(".") == 1:
+                called = function.module.scopes.method(owner, name.partition(".")[2])
+                if called is not None and called not in found:
+                    found.append(called)
+    return found
 
 
 _DIFFERENTIATES = frozenset({"autograd", "grad"})

@@ -177,6 +177,8 @@ def _twice(path: Path, index: int, unit: Unit) -> Problem | None:
         if _updates(other, item):
             return None
         between.append(other)
+        if isinstance(other.event, Step) and not other.event.scaler:
+            continue  # a step of the optimizer's own, which the scaler knows nothing of
         if isinstance(other.event, (Step, Unscale)) and same(
             other, other.event.values, item, event.values
         ):

@@ -22,7 +22,14 @@ from gradcheck_lint.model.flow import (
 )
 from gradcheck_lint.model.module import FunctionModel
 from gradcheck_lint.model.nearness import BACKWARD
-from gradcheck_lint.model.syntax import bound_names, dotted_name, first_word, last_word, walk
+from gradcheck_lint.model.syntax import (
+    bound_names,
+    dotted_name,
+    first_word,
+    last_word,
+    place_name,
+    walk,
+)
 from gradcheck_lint.model.values import Kind
 from gradcheck_lint.rules.step_order.problem import (
     ABSENT,
@@ -298,6 +305,8 @@ def _computes_gradients(call: Call, holders: set[int], graphs: frozenset[int]) -
         name = name or (dotted_name(call.node.func) or "").rpartition(".")[2]
     if name and ("backward" in name or name == "grad"):
         return True
+    if name == "step" and "sched" in (place_name(_owner_of(call.node)) or "").lower():
+        return True  # a schedule of stages, which runs a batch through them and back
     if call.harmless:
         return False
     if not call.is_used and (call.handed & graphs or call.mentions & holders):
@@ -306,6 +315,13 @@ def _computes_gradients(call: Call, holders: set[int], graphs: frozenset[int]) -
         return False
     # A call whose result is used and whose name is no verb of training computes a value.
     return not call.is_used or name is None or _TRAINS.search(name.lower()) is not None
+
+
+def _owner_of(node: cst.CSTNode) -> cst.CSTNode | None:
+    """Return what a method is called on; None for a call of anything else."""
+    if type(node) is not cst.Call or type(node.func) is not cst.Attribute:
+        return None
+    return node.func.value
 
 
 _TRAINS = re.compile(

@@ -10,8 +10,9 @@ from gradcheck_lint.analyses.cuts import cut_backwards, is_certain
 from gradcheck_lint.analyses.hidden_effects import RECORDING, may_act_elsewhere
 from gradcheck_lint.analyses.source_text import source_of
 from gradcheck_lint.model.flow import Backward, Call, Forward, GradMode, Step
+from gradcheck_lint.model.knowledge import HARMLESS_BUILTINS
 from gradcheck_lint.model.syntax import boolean, dotted_name
-from gradcheck_lint.model.values import Kind, all_are, held_by, sites
+from gradcheck_lint.model.values import Kind, all_are, held_by, parts_of, sites
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.connectivity.forward_under_no_grad.unrecorded_inputs import (
     unrecorded_inputs,
@@ -138,6 +139,21 @@ def _turns_on_again(module: ModuleModel) -> bool:
     )
 
 
+def _handed_on(call: Call, function: FunctionModel, optimizers: frozenset[int]) -> frozenset[int]:
+    """Return what a function is given that may run it, and have that recorded."""
+    if call.mode is GradMode.DISABLED or type(call.node) is not cst.Call:
+        return frozenset()
+    if call.function is None:
+        name = function.module.scopes.resolve_import(dotted_name(call.node.func) or "") or ""
+        is_harmless = name.startswith("torch.") or dotted_name(call.node.func) in HARMLESS_BUILTINS
+        # Who has the optimizer can reach all that it owns, and need not run it.
+        return frozenset() if is_harmless or call.handed & optimizers else call.handed
+    if function.module.function(call.function).mode is GradMode.DISABLED:
+        return frozenset()
+    given = [parts for _, values in call.arguments for parts in parts_of(values)]
+    return frozenset[int]().union(*map(sites, given))
+
+
 def _never_recorded(function: FunctionModel, reported: set[int]) -> Iterator[Violation]:
     """Yield models that an optimizer owns, but that only run where nothing is recorded."""
     if function.module.may_freeze:
@@ -148,9 +164,11 @@ def _never_recorded(function: FunctionModel, reported: set[int]) -> Iterator[Vio
     owned = frozenset[int]().union(
         *(held_by(step.values) for step in steps if all_are(step.values, Kind.OPTIMIZER))
     )
+    optimizers = frozenset[int]().union(*(sites(step.values) for step in steps))
     forwards = [event for event in events if isinstance(event, Forward)]
     recorded = frozenset[int]().union(
-        *(sites(event.values) for event in forwards if event.mode is not GradMode.DISABLED)
+        *(sites(event.values) for event in forwards if event.mode is not GradMode.DISABLED),
+        *(_handed_on(event, function, optimizers) for event in events if isinstance(event, Call)),
     )
     for event in forwards:
         if event.mode is not GradMode.DISABLED or id(event.node) in reported:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gradcheck_lint.model.module import FunctionModel
-    from gradcheck_lint.model.scopes import ClassScope
+    from gradcheck_lint.model.scopes import ClassScope, FunctionScope
 
 _ITERATORS = frozenset({"enumerate", "zip", "len", "reversed", "iter", "range", "list", "tuple"})
 
@@ -63,7 +63,7 @@ def is_registered(  # noqa: PLR0911 - one answer for each way to register
                 name = dotted_name(node.func) or ""
                 if method is function.scope and _hands_on(node, elements):
                     return True
-                if name.rpartition(".")[2] in {"add_module", "register_module", "setattr"}:
+                if name.rpartition(".")[2] in _REGISTERING:
                     return True
                 if name.rpartition(".")[2] in {"parameters", "named_parameters"} and (
                     method.name.rpartition(".")[2] == "parameters"
@@ -74,12 +74,25 @@ def is_registered(  # noqa: PLR0911 - one answer for each way to register
                         return True
                     if type(argument.value) is cst.StarredElement:
                         return True
-            elif type(node) is cst.Assign and dotted_name(node.value) == path:
+            elif type(node) is cst.Assign and (
+                dotted_name(node.value) == path or _is_registry(node.targets[0].target, method)
+            ):
                 return True
     for method_name in ("parameters", "named_parameters", "__setattr__"):
         if method_name in owner.methods:
             return True
     return _is_asked_for_parameters(attribute, function)
+
+
+_REGISTERING = frozenset({"add_module", "register_module", "setattr", "__setattr__"})
+
+
+def _is_registry(target: cst.BaseExpression, method: FunctionScope) -> bool:
+    """Tell whether this is an entry of what torch registers modules in: ``self._modules[name]``."""
+    return (
+        type(target) is cst.Subscript
+        and dotted_name(target.value) == f"{method.first_parameter}._modules"
+    )
 
 
 def _is_whole(node: cst.BaseExpression, path: str) -> bool:

@@ -52,6 +52,7 @@ class DataWrite(Rule):
                 yield _of_computed(event, graphs[0], function)
             elif (
                 _is_through_data(event, function)
+                and not _fills_new_tensor(event, function)
                 and (around := _in_between(events, place)) is not None
             ):
                 yield _of_training(event, around, function)
@@ -175,6 +176,22 @@ def _is_through_data(event: InPlace, function: FunctionModel) -> bool:
     taken = [function.module.taken_from(site) for site in aliased | sites(event.values)]
     names = {known[2] for known in taken if known is not None and known[0] == "attribute"}
     return "data" in names and "grad" not in names
+
+
+def _fills_new_tensor(event: InPlace, function: FunctionModel) -> bool:
+    """Tell whether a write is the first use of a tensor without a graph that was just made."""
+    root: cst.CSTNode | None = event.target
+    while isinstance(root, (cst.Attribute, cst.Subscript)):
+        root = root.value
+    if type(root) is not cst.Name:
+        return False
+    named = [node for node in function.scope.nodes_of(cst.Name) if node.value == root.value]
+    if not all_are(function.bindings.get(root.value, frozenset()), Kind.PLAIN):
+        return False
+    is_second = len(named) > 1 and named[1] is root
+    return is_second and any(
+        target.target is named[0] for target in function.scope.nodes_of(cst.AssignTarget)
+    )
 
 
 def _in_between(events: Sequence[Event], place: int) -> tuple[Forward, Backward] | None:

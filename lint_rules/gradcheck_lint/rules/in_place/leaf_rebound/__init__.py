@@ -14,6 +14,7 @@ from gradcheck_lint.model.syntax import (
     boolean,
     bound_names,
     dotted_name,
+    keyword,
     pairs_of,
     small_statements,
     walk,
@@ -343,7 +344,12 @@ def _converted(function: FunctionModel) -> Iterator[Violation]:
                 yield Violation(
                     node,
                     f"`{first}.{target.attr.value}` is made of a Parameter and is none itself "
-                    "(on a GPU, for a conversion): it is not registered and never trained",
+                    "(on a GPU, for a conversion): it is not registered"
+                    + (
+                        ", and `state_dict()` and `.to()` leave it out"
+                        if boolean(keyword(operand, "requires_grad")) is False
+                        else " and never trained"
+                    ),
                     Severity.WARNING,
                     "compute and convert first, and wrap the result in nn.Parameter",
                 )
