@@ -13,6 +13,7 @@ __all__ = [
     "connect_to",
     "default_store",
     "file_of",
+    "has_state_in_parts",
     "is_sharded",
     "is_shared",
     "reduces_by_hook",
@@ -115,6 +116,12 @@ def is_sharded(tensor: Any) -> bool:
     (``_fsdp_flattened``, torch 2.6 to 2.13).
     """
     return hasattr(tensor, "device_mesh") or bool(getattr(tensor, "_fsdp_flattened", False))
+
+
+def has_state_in_parts(optimizer: Any) -> bool:
+    """Return whether each rank keeps a part of an optimizer's state, as ZeRO does."""
+    zero = getattr(getattr(dist, "optim", None), "ZeroRedundancyOptimizer", None)
+    return zero is not None and isinstance(optimizer, zero)
 
 
 def reduces_by_hook(wrapped: Any) -> bool:

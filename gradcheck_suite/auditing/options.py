@@ -48,6 +48,8 @@ class AuditOptions:
             all.
         wait_for_ranks: where many processes train together, how many seconds rank 0 waits at its
             end for the reports of the others.
+        compare_optimizer_state: whether ranks also compare the state of their optimizers, such as
+            moments, which takes as much time as to compare so many parameters.
         stream: a file that each finding is appended to the moment it is known, as one line of
             JSON, so that a process that is killed loses none.
         ignore: codes or names of mistakes that are not told, such as ``["GCS702"]``; how many were
@@ -65,6 +67,7 @@ class AuditOptions:
     graph_limit: int = 3
     max_steps: int | None = None
     wait_for_ranks: float = 60.0
+    compare_optimizer_state: bool = False
     stream: str | os.PathLike[str] | None = None
     ignore: Collection[str] = ()
     report: ReportTarget = True
@@ -83,8 +86,10 @@ class AuditOptions:
                 raise UsageError(
                     f"audit: {name} must be a whole number of at least {least}, got {value!r}"
                 )
-        if not isinstance(self.name_writers, bool):
-            raise UsageError(f"audit: name_writers must be a bool, got {self.name_writers!r}")
+        for name in ("name_writers", "compare_optimizer_state"):
+            switch: object = getattr(self, name)
+            if not isinstance(switch, bool):
+                raise UsageError(f"audit: {name} must be a bool, got {switch!r}")
         if self.watch_writers not in _WATCHES:
             raise UsageError(
                 f"audit: watch_writers must be one of {', '.join(map(repr, _WATCHES))}, got "

@@ -95,6 +95,12 @@ def add_parser(subparsers: Subparsers) -> None:
         "the reports of the others, which it tells with its own (default: %(default)s)",
     )
     parser.add_argument(
+        "--compare-optimizer-state",
+        action="store_true",
+        help="where many processes train together, compare the state of optimizers as well, such "
+        "as moments, and not only parameters and gradients",
+    )
+    parser.add_argument(
         "--no-status",
         dest="status",
         action="store_false",
@@ -149,6 +155,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "ignore": split_names(arguments.ignore),
                 "stream": arguments.stream,
                 "wait_for_ranks": arguments.wait_for_ranks,
+                "compare_optimizer_state": arguments.compare_optimizer_state,
                 "watch_writers": arguments.watch_writers,
             }
         ),

@@ -30,6 +30,11 @@ def test_overhead_is_a_number_of_per_cent(value):
         gs.audit(wait_for_ranks=value)
 
 
+def test_switches_are_on_or_off():
+    with pytest.raises(UsageError, match="compare_optimizer_state must be a bool, got 1"):
+        gs.audit(compare_optimizer_state=1)
+
+
 def test_by_default_checksums_wait_for_the_budget():
     options = AuditOptions(overhead=5)
     assert [step for step in range(6) if options.checksums_on(step, last=0, share=1)] == [0, 1, 2]

@@ -82,7 +82,8 @@ def compare_ranks(steps: Steps, *, size: int) -> list[Finding]:
     clusters = _by_value(alike, lambda records: tuple(records[0].before))
     for ranks in clusters:
         if len(ranks) > 1:
-            found += _first_difference(ranks, alike, size)
+            parted = _first_difference(ranks, alike, size)
+            found += parted or _differing_buffers(ranks, alike, size)
     if len(clusters) > 1:
         found += _unequal_beginning(alike, clusters, size)
     return found
@@ -166,6 +167,9 @@ def _first_difference(ranks: tuple[int, ...], steps: Steps, size: int) -> list[F
         changed = step.differing(lambda record: record.after)
         if changed:
             return [_different_updates(step, changed, size)]
+        state = step.differing(lambda record: record.state)
+        if state:
+            return [_different_state(step, state, size)]
         before = step
     return []
 
@@ -183,6 +187,7 @@ def _finding(
     doubts: Sequence[str | None] = (),
     beside: Sequence[tuple[Place, str]] = (),
     groups: Sequence[int] = (),
+    of_parameters: bool = True,
 ) -> Finding:
     here = _location(place) or _location(step.first.site)
     evidence: dict[str, JSON] = {"step": step.number + 1, "ranks": list(ranks), "world_size": size}
@@ -190,7 +195,7 @@ def _finding(
         evidence["parameters"] = [step.name(group) for group in groups[:_MOST_NAMED]]
     places = [(_location(where), words) for where, words in beside]
     told = [each for each in doubts if each is not None]
-    if step.equal_again is not None:
+    if of_parameters and step.equal_again is not None:
         at_most = min(at_most, Severity.WARNING)
         told.append(_AVERAGED.format(step.equal_again + 1))
     return Finding.of(
@@ -269,6 +274,8 @@ def _different_updates(step: _Step, groups: Sequence[int], size: int) -> Finding
             apart, place = tuple(only), scheduled[only[0]]
         else:
             place = step.records[apart[0]].made
+    elif step.differing(lambda each: each.state):
+        return _different_state(step, groups, size)
     else:
         apart = step.apart(lambda each: each.after)
         place = step.first.site
@@ -295,6 +302,27 @@ def _different_updates(step: _Step, groups: Sequence[int], size: int) -> Finding
     )
 
 
+def _different_state(step: _Step, groups: Sequence[int], size: int) -> Finding:
+    """Tell that optimizers have kept different things of equal parameters."""
+    message = (
+        f"{ranks_in_words(step.ranks)} began step {step.number + 1} with equal parameters, and "
+        f"with different states of the optimizer for {step.named(groups)}; expected equal states "
+        "on all ranks"
+    )
+    return _finding(
+        catalogue.RANKS_DIVERGED,
+        message,
+        step,
+        step.apart(lambda each: each.state),
+        size,
+        place=None,
+        hint="load the optimizer's state on every rank",
+        at_most=_together(step),
+        of_parameters=bool(step.differing(lambda each: each.after)),
+        groups=groups,
+    )
+
+
 def _first_setting(step: _Step) -> tuple[str, Mapping[float, list[int]]] | None:
     """Return the first setting that differs, and the ranks by its value."""
     for group in zip(*(step.records[rank].settings for rank in step.ranks), strict=False):
@@ -309,6 +337,126 @@ def _first_setting(step: _Step) -> tuple[str, Mapping[float, list[int]]] | None:
 
 
 _MANY = "several numbers"
+
+
+def _differing_buffers(ranks: tuple[int, ...], steps: Steps, size: int) -> list[Finding]:
+    """Tell of buffers that differ on ranks whose parameters never do.
+
+    A part of a model that ranks train together is to be the same on each of them; what each counts
+    or averages of its own data may be meant, and is a note.
+    """
+    told = list(_steps_of(ranks, steps))
+    first = told[0].first
+    layouts = {each.buffer_layout for step in told for each in step.records.values()}
+    if len(layouts) > 1 or not first.buffers or _together(told[0]) is not Severity.ERROR:
+        return []
+    differ = {step.number: set(step.differing(lambda record: record.buffers)) for step in told}
+    kept = {
+        group
+        for group in differ[0]
+        if all(
+            steps[rank][step.number].buffers[group] == steps[rank][0].buffers[group]
+            for rank in ranks
+            for step in told
+        )
+    }
+    found = [
+        finding
+        for step in told[1:]
+        for group in sorted(differ[step.number] - differ[0])
+        if group in first.weights
+        and (finding := _written_buffer(step, group, first.buffer_names, size)) is not None
+    ][:1]
+    unequal = sorted(kept & set(first.weights) - set(first.statistics))
+    if unequal:
+        found.append(_unequal_buffers(told[0], unequal, size))
+    # In two steps that were told of: what is made equal every now and then is equal in some.
+    always = set.intersection(*differ.values()) if len(told) > 1 else set()
+    drift = sorted(always - kept - (set(first.statistics) & set(first.overwritten)))
+    if drift and not found:
+        found.append(_drifting_buffers(told[0], drift, size))
+    return found
+
+
+def _buffers(step: _Step, groups: Sequence[int]) -> str:
+    return listed([step.first.buffer_names[group] for group in groups])
+
+
+def _written_buffer(step: _Step, group: int, names: Sequence[str], size: int) -> Finding | None:
+    writers = {
+        rank: place
+        for rank in step.ranks
+        if (place := step.records[rank].buffer_writes.get(str(group))) is not None
+    }
+    if not writers or len(writers) == len(step.ranks):
+        return None
+    wrote = ranks_in_words(sorted(writers))
+    message = (
+        f"the buffer {listed([names[group]])} was equal on {ranks_in_words(step.ranks)} and "
+        f"differs before step {step.number + 1}: only {wrote} wrote into it; expected equal "
+        "buffers on all ranks"
+    )
+    return _finding(
+        catalogue.RANKS_DIVERGED,
+        message,
+        step,
+        sorted(writers),
+        size,
+        place=writers[min(writers)],
+        hint="make the same change on every rank, or broadcast the buffer from one",
+        at_most=Severity.WARNING,
+        of_parameters=False,
+        beside=[(step.first.site, "this step found different buffers")],
+    )
+
+
+def _unequal_buffers(step: _Step, groups: Sequence[int], size: int) -> Finding:
+    message = (
+        f"{ranks_in_words(step.ranks)} have equal parameters, and different values of the "
+        f"buffers {_buffers(step, groups)}, which nothing changes; expected equal buffers on all "
+        "ranks"
+    )
+    return _finding(
+        catalogue.RANKS_DIVERGED,
+        message,
+        step,
+        step.apart(lambda each: [each.buffers[group] for group in groups]),
+        size,
+        place=step.first.made,
+        hint="broadcast the buffers from rank 0 as well, or wrap the model in "
+        "DistributedDataParallel, which does so",
+        at_most=Severity.WARNING,
+        of_parameters=False,
+        beside=[(step.first.site, "the first step")],
+    )
+
+
+def _drifting_buffers(step: _Step, groups: Sequence[int], size: int) -> Finding:
+    lost = set(groups) <= set(step.first.overwritten)
+    then = (
+        "DistributedDataParallel overwrites it with that of rank 0 before each forward, so that "
+        "what the others add is lost"
+        if lost
+        else "nothing makes it equal, so that a checkpoint has that of one rank's data"
+    )
+    is_statistics = set(groups) <= set(step.first.statistics)
+    message = (
+        f"each of {ranks_in_words(step.ranks)} has its own value of {_buffers(step, groups)}, in "
+        f"step {step.number + 1} and in those that follow, beside equal parameters: {then}"
+    )
+    return _finding(
+        catalogue.RANKS_DIVERGED,
+        message,
+        step,
+        step.ranks,
+        size,
+        place=None,
+        hint="convert the model with nn.SyncBatchNorm.convert_sync_batchnorm"
+        if is_statistics
+        else "average what goes into the buffer with dist.all_reduce",
+        at_most=Severity.NOTE,
+        of_parameters=False,
+    )
 
 
 def _different_gradients(step: _Step, groups: Sequence[int], size: int) -> Finding | None:
@@ -444,10 +592,16 @@ def _past_the_reducer(step: _Step, groups: Sequence[int], size: int) -> Finding:
 
 def _reduced_in_part(step: _Step, groups: Sequence[int], size: int) -> Finding:
     """Tell of gradients that are equal on the ranks beside others that are not."""
+    without = [
+        rank
+        for rank in step.ranks
+        if any(step.records[rank].gradients[group] == ABSENT for group in groups)
+    ]
+    some = f", and {ranks_in_words(without)} had none for some of them" if without else ""
     message = (
         f"step {step.number + 1} used a gradient of {step.named(groups)} that differs between "
-        f"{ranks_in_words(step.ranks)}, whose parameters and other gradients are equal; expected "
-        "all gradients to be averaged"
+        f"{ranks_in_words(step.ranks)}, whose parameters and other gradients are equal"
+        f"{some}; expected all gradients to be averaged"
     )
     return _finding(
         catalogue.GRADIENT_NOT_SYNCHRONIZED,
@@ -456,10 +610,14 @@ def _reduced_in_part(step: _Step, groups: Sequence[int], size: int) -> Finding:
         step.ranks,
         size,
         place=None,
-        hint="wrap the model in DistributedDataParallel after its last parameter is added, or "
+        hint="average zeros where a rank has no gradient, or wrap the model in "
+        "DistributedDataParallel(find_unused_parameters=True)"
+        if without
+        else "wrap the model in DistributedDataParallel after its last parameter is added, or "
         "average this gradient too",
-        # Beside DistributedDataParallel one model is shared; else this may be tensor parallelism.
-        at_most=Severity.WARNING if step.first.reduced else Severity.NOTE,
+        # Beside DistributedDataParallel one model is shared; else this may be tensor parallelism,
+        # where each rank has a gradient.
+        at_most=Severity.WARNING if step.first.reduced or without else Severity.NOTE,
         groups=groups,
     )
 

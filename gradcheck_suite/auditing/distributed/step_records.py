@@ -13,13 +13,16 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from numbers import Real
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from gradcheck_suite._runtime.memory import is_readable
 from gradcheck_suite._torch_compat import (
+    has_state_in_parts,
     is_sharded,
     reduces_by_hook,
 )
@@ -42,9 +45,9 @@ from gradcheck_suite.findings import Location
 from gradcheck_suite.reporting.paths import display_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
-    from torch import Tensor, nn
+    from torch import Tensor
     from torch.optim import Optimizer
 
     from gradcheck_suite.auditing.call_sites import CallSite
@@ -59,6 +62,9 @@ __all__ = ["ABSENT", "UNKNOWN", "StepRecord", "StepRecords", "is_recorded"]
 
 _GROUPS = 64
 """Groups that parameters are told by. A bound on bytes: up to so many, each is told by itself."""
+
+_BUFFERS, _STATISTICS = 12, 4
+"""Groups that buffers are told by, and of them running statistics. A bound on bytes."""
 
 _MOST_SETTINGS = 4
 """Groups of an optimizer whose settings are told. A bound on bytes."""
@@ -117,6 +123,15 @@ class StepRecord:
         scheduled: where a scheduler of learning rates was stepped since the step before.
         writes: groups of parameters that were written since the step before, and where.
         changed: groups of gradients that were written since the last backward began, and where.
+        buffers: a sum over each group of buffers that a checkpoint has, before the step.
+        buffer_layout: names and shapes of those, as a sum.
+        buffer_names: of the groups, in the first record alone; so are the next three.
+        statistics: the groups that are running statistics of normalizations.
+        overwritten: the groups that DistributedDataParallel overwrites with those of rank 0.
+        weights: the groups of several real numbers each.
+        buffer_writes: groups of buffers that were written since the step before, and where.
+        state: a sum over the optimizer's state for each group of parameters, where that is asked
+            for.
     """
 
     layout: int
@@ -144,6 +159,14 @@ class StepRecord:
     scheduled: Place = None
     writes: Mapping[str, Place] = field(default_factory=dict)
     changed: Mapping[str, Place] = field(default_factory=dict)
+    buffers: Sequence[int] = field(default_factory=list)
+    buffer_layout: int = 0
+    buffer_names: Sequence[str] = field(default_factory=list)
+    statistics: Sequence[int] = field(default_factory=list)
+    overwritten: Sequence[int] = field(default_factory=list)
+    weights: Sequence[int] = field(default_factory=list)
+    buffer_writes: Mapping[str, Place] = field(default_factory=dict)
+    state: Sequence[int] = field(default_factory=list)
 
     def packed(self) -> bytes:
         """Return the record as JSON."""
@@ -155,6 +178,21 @@ class StepRecord:
         return cls(**json.loads(message))
 
 
+@dataclass(frozen=True, slots=True)
+class _Buffer:
+    """Where a buffer is registered: the tensor may be another in each step."""
+
+    module: weakref.ref[nn.Module]
+    key: str
+    name: str
+    overwritten: bool
+
+    @property
+    def tensor(self) -> Tensor | None:
+        module = self.module()
+        return None if module is None else module._buffers.get(self.key)  # noqa: SLF001 - its own alone
+
+
 @dataclass(slots=True)
 class _Followed:
     """An optimizer whose steps are told of."""
@@ -163,6 +201,8 @@ class _Followed:
     steps: int = 0
     ended_at: int = 0
     pending: StepRecord | None = None
+    buffers: Sequence[Sequence[_Buffer]] = ()
+    described: Mapping[str, Any] = field(default_factory=dict)
 
 
 class StepRecords:
@@ -254,6 +294,7 @@ class StepRecords:
                 return attention
             known = self._followed[id(event.optimizer)] = _Followed(len(self._followed))
             self._look_for_wrapped()
+            self._look_for_buffers(event.optimizer, known)
         if is_recorded(known.steps) and not ops_are_recorded():
             known.pending = without_user_modes(self._record, event, known)
         return attention
@@ -289,6 +330,31 @@ class StepRecords:
                 if isinstance(part, DistributedDataParallel):
                     self._wrapped[id(part)] = part
 
+    def _look_for_buffers(self, optimizer: Optimizer, known: _Followed) -> None:
+        """Know the buffers of modules that have parameters of the optimizer's."""
+        owned = set(map(id, parameters_of(optimizer)))
+        roots = [
+            root
+            for root in (*self._wrapped.values(), *self._names.modules())
+            if any(id(each) in owned for each in root.parameters())
+        ]
+        found: dict[tuple[int, str], _Buffer] = {}
+        for root in roots:
+            for buffer in _buffers_of(root):
+                found.setdefault((id(buffer.module()), buffer.key), buffer)
+        statistics = [each for each in found.values() if isinstance(each.module(), _NormBase)]
+        others = [each for each in found.values() if each not in statistics]
+        groups = _grouped(others, _BUFFERS)
+        first = len(groups)
+        groups += _grouped(statistics, _STATISTICS)
+        known.buffers = groups
+        known.described = {
+            "buffer_names": [_named_from(group[0].name, group[-1].name) for group in groups],
+            "statistics": list(range(first, len(groups))),
+            "overwritten": _numbers(groups, lambda each: each.overwritten),
+            "weights": _numbers(groups, lambda each: _is_weight(each.tensor)),
+        }
+
     def _record(self, event: StepStarted, known: _Followed) -> StepRecord:
         recorder, optimizer = self._recorder, event.optimizer
         parameters = parameters_of(optimizer)
@@ -311,7 +377,14 @@ class StepRecords:
         cleared = window.discarded[-1].site if window.discarded else None
         counts_calls = recorder.state.step < FIRST_STEPS and bool(wrapped)
         bypass, bypassed_at = self._bypass(wrapped)
+        buffers = [[each.tensor for each in group] for group in known.buffers]
+        is_compared = recorder.options.compare_optimizer_state and not has_state_in_parts(optimizer)
         return StepRecord(
+            buffers=_sums(buffers),
+            buffer_layout=_layout(each for group in buffers for each in group if each is not None),
+            buffer_writes=self._writes(buffers, known.ended_at) if known.steps else {},
+            state=_states(optimizer, groups) if is_compared else (),
+            **({} if known.steps else known.described),
             layout=_layout(parameters),
             before=_sums(groups),
             gradients=_sums(gradients),
@@ -382,15 +455,61 @@ def _named(group: Sequence[Tensor], known: Mapping[int, str], leaves: LeafRecord
         told = None if record is None or record.name is None else written(record.name)
         return known.get(id(tensor)) or told or f"a parameter of shape {tuple(tensor.shape)}"
 
-    first, last = name(group[0]), name(group[-1])
-    return first if len(group) == 1 else f"{first} to {last}"
+    return _named_from(name(group[0]), name(group[-1]))
 
 
-def _grouped(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
+def _named_from(first: str, last: str) -> str:
+    return first if first == last else f"{first} to {last}"
+
+
+def _buffers_of(root: nn.Module) -> Iterator[_Buffer]:
+    """Yield the buffers of a module that a checkpoint has."""
+    called = variable_of(root) or type(root).__name__
+    for place, module in root.named_modules():
+        for key, tensor in module._buffers.items():  # noqa: SLF001 - its own alone
+            if tensor is not None and key not in module._non_persistent_buffers_set:  # noqa: SLF001 - there is no other way to ask
+                name = ".".join(filter(None, (place, key)))
+                overwritten = _is_overwritten(root, name)
+                yield _Buffer(weakref.ref(module), key, written(f"{called}.{name}"), overwritten)
+
+
+def _numbers(groups: Sequence[Sequence[_Buffer]], is_so: Callable[[_Buffer], bool]) -> list[int]:
+    """Return the numbers of the groups of which it is so of all buffers."""
+    return [number for number, group in enumerate(groups) if all(map(is_so, group))]
+
+
+def _is_overwritten(root: nn.Module, name: str) -> bool:
+    """Return whether DistributedDataParallel sends this buffer of rank 0's before each forward."""
+    if not isinstance(root, DistributedDataParallel) or not root.broadcast_buffers:
+        return False
+    return name.removeprefix("module.") not in root.parameters_to_ignore
+
+
+def _is_weight(tensor: Tensor | None) -> bool:
+    return tensor is not None and tensor.numel() > 1 and tensor.is_floating_point()
+
+
+def _states(optimizer: Optimizer, groups: Sequence[Sequence[Tensor]]) -> list[int]:
+    """Return for each group of parameters a sum over what the optimizer keeps for them."""
+
+    def kept(parameter: Tensor) -> list[Tensor | None]:
+        state = optimizer.state.get(parameter, {})
+        return [
+            torch.as_tensor(value) if isinstance(value, (int, float, torch.Tensor)) else None
+            for _, value in sorted(state.items(), key=lambda item: str(item[0]))
+        ]
+
+    return _sums([[each for parameter in group for each in kept(parameter)] for group in groups])
+
+
+_Item = TypeVar("_Item")
+
+
+def _grouped(items: Sequence[_Item], most: int = _GROUPS) -> list[list[_Item]]:
     """Return neighbours together, in at most as many groups as are told."""
-    count = min(len(parameters), _GROUPS)
-    bounds = [len(parameters) * number // count for number in range(count + 1)] if count else []
-    return [list(parameters[start:end]) for start, end in itertools.pairwise(bounds)]
+    count = min(len(items), most)
+    bounds = [len(items) * number // count for number in range(count + 1)] if count else []
+    return [list(items[start:end]) for start, end in itertools.pairwise(bounds)]
 
 
 def _layout(parameters: Iterable[Tensor]) -> int:

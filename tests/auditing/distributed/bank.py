@@ -33,6 +33,11 @@ def correct(program):
     return program
 
 
+def comparing_state(program):
+    program.options = {"compare_optimizer_state": True}
+    return program
+
+
 def network(width=8):
     return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 2))
 
@@ -296,6 +301,19 @@ def state_loaded_on_the_main_rank(rank):
 
 
 @wrong
+@comparing_state
+def moments_lost_on_one_rank(rank):
+    model = DDP(network())
+    optimizer = Adam(model.parameters(), lr=0.01)
+    for index, (x, y) in enumerate(batches(rank)):
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        if rank == 1 and index == 1:
+            optimizer.state.clear()
+        optimizer.step()  # GCS801 on 1
+
+
+@wrong
 def written_on_one_rank(rank):
     model = DDP(network())
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -371,6 +389,141 @@ def shards_never_reduced(rank):
         F.mse_loss(model(x), y).backward()
         optimizer.step()  # GCS802
         optimizer.zero_grad()
+
+
+@wrong
+def revived_at_random(rank):
+    model = DDP(network())
+    optimizer = SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(rank)
+    for x, y in batches(rank):
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+        with torch.no_grad():
+            model.module[0].weight[3].normal_()  # GCS801 on 1
+
+
+class NoisySGD(SGD):
+    def step(self, closure=None):
+        super().step(closure)
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.add_(0.01 * torch.randn_like(parameter))
+
+
+@wrong
+def noise_of_its_own_in_the_step(rank):
+    model = DDP(network())
+    optimizer = NoisySGD(model.parameters(), lr=0.1)
+    torch.manual_seed(rank)
+    for x, y in batches(rank):
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()  # GCS801 warning on 1
+
+
+@wrong
+def tied_over_two_stages(rank):
+    words = nn.Embedding(12, 4)
+    optimizer = SGD(words.parameters(), lr=0.1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        if rank == 0:
+            out = words(torch.arange(8))
+            dist.send(out.detach(), 1)
+            gradient = torch.empty_like(out)
+            dist.recv(gradient, 1)
+            out.backward(gradient)
+        else:
+            given = torch.empty(8, 4)
+            dist.recv(given, 0)
+            given.requires_grad_()
+            F.cross_entropy(given @ words.weight.t(), torch.arange(8) + 4).backward()
+            dist.send(given.grad, 0)
+        optimizer.step()  # GCS802 note
+
+
+@wrong
+def unused_on_some_ranks(rank):
+    trunk = nn.Linear(4, 4)
+    heads = nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 2)])
+    parameters = [*trunk.parameters(), *heads.parameters()]
+    optimizer = SGD(parameters, lr=0.1)
+    for index, (x, y) in enumerate(batches(rank)):
+        optimizer.zero_grad()
+        F.mse_loss(heads[(rank + index) % 2](trunk(x)), y).backward()
+        average(parameters)
+        optimizer.step()  # GCS802 warning
+
+
+class Centred(nn.Module):
+    """A head that subtracts a running mean, as in self-distillation."""
+
+    def __init__(self, *, synchronized=False, scale=None):
+        super().__init__()
+        self.net = network()
+        self.synchronized = synchronized
+        self.register_buffer("center", torch.zeros(2))
+        self.register_buffer("scale", torch.ones(2) if scale is None else scale)
+
+    def forward(self, x):
+        out = self.net(x)
+        mean = out.detach().mean(0)
+        if self.synchronized:
+            dist.all_reduce(mean)
+            mean = mean / dist.get_world_size()
+        if self.training:
+            self.center.mul_(0.9).add_(0.1 * mean)
+        return (out - self.center) * self.scale
+
+
+@wrong
+def buffers_are_not_broadcast(rank):
+    torch.manual_seed(rank)
+    model = Centred(synchronized=True, scale=torch.rand(2) + 0.5)
+    for parameter in model.parameters():
+        dist.broadcast(parameter.data, src=0)
+    optimizer = SGD(model.parameters(), lr=0.1)  # GCS801 warning on 1
+    for x, y in batches(rank):
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        average(model.parameters())
+        optimizer.step()
+
+
+@wrong
+def buffer_written_on_one_rank(rank):
+    model = DDP(Centred(synchronized=True), broadcast_buffers=False)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for x, y in batches(rank):
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+        if rank == 0:
+            model.module.scale.mul_(0.9)  # GCS801 warning on 0
+
+
+@wrong
+def center_of_its_own(rank):
+    model = DDP(Centred())
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for x, y in batches(rank):
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()  # GCS801 note
+
+
+@wrong
+def statistics_that_nobody_makes_equal(rank):
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    model = DDP(model, broadcast_buffers=False)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for x, y in batches(rank):
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()  # GCS801 note
 
 
 def train(model, rank, optimizer=None, *, count=STEPS, after=lambda: None, before=lambda: None):
@@ -453,6 +606,13 @@ def clipped_and_scheduled(rank):
 
 
 @correct
+@comparing_state
+def states_that_are_compared(rank):
+    train(model := DDP(network()), rank, Adam(model.parameters(), lr=0.01))
+
+
+@correct
+@comparing_state
 def sharded_optimizer(rank):
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -482,6 +642,61 @@ def shards_that_accumulate(rank):
         if index % 2:
             optimizer.step()
             optimizer.zero_grad()
+
+
+@correct
+def tensor_parallel(rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import parallel
+
+    mesh = init_device_mesh("cpu", (2,))
+    plan = {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
+    model = parallel.parallelize_module(network(), mesh, plan)
+    train(model, 0, Adam(model.parameters(), lr=0.01))
+
+
+@correct
+def pipelined(rank):
+    from torch.distributed import pipelining
+
+    part = nn.Sequential(nn.Linear(4, 4), nn.Tanh()) if rank == 0 else nn.Linear(4, 2)
+    stage = pipelining.PipelineStage(part, rank, 2, torch.device("cpu"))
+    schedule = pipelining.ScheduleGPipe(stage, n_microbatches=2, loss_fn=F.mse_loss)
+    optimizer = Adam(part.parameters(), lr=0.01)
+    for x, y in batches(0):
+        optimizer.zero_grad()
+        if rank == 0:
+            schedule.step(x)
+        else:
+            schedule.step(target=y, losses=[])
+        optimizer.step()
+
+
+@correct
+def buffers_of_the_wrapper(rank):
+    train(DDP(Centred(synchronized=True)), rank)
+
+
+@correct
+def buffers_averaged_by_hand(rank):
+    model = Centred(synchronized=True)
+    train(model, rank, before=lambda: average(model.parameters()))
+
+
+@correct
+def synchronized_statistics(rank):
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    train(DDP(model), rank)
+    frozen = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8).eval(), nn.Linear(8, 2))
+    train(DDP(frozen, broadcast_buffers=False), rank)
+
+
+@correct
+def number_of_the_rank_in_a_buffer(rank):
+    model = network()
+    model.register_buffer("number", torch.tensor(rank))
+    model.register_buffer("seen", torch.full((3,), float(rank)), persistent=False)
+    train(model, rank, before=lambda: average(model.parameters()))
 
 
 @correct
@@ -628,17 +843,20 @@ def model_on_one_rank_alone(rank):
         train(network(), rank)
 
 
-def run(folder):
+def run(folder, only):
     import gradcheck_suite as gs
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     for program in (*WRONG, *CORRECT):
+        if only and program.__name__ not in only:
+            continue
         torch.manual_seed(1)
-        with gs.audit(report=str(folder / f"{program.__name__}.json")):
+        report = str(folder / f"{program.__name__}.json")
+        with gs.audit(report=report, **getattr(program, "options", {})):
             program(rank)
         dist.barrier()
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]))
+    run(Path(sys.argv[1]), sys.argv[2:])

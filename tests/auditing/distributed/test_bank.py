@@ -14,6 +14,14 @@ from tests.auditing.distributed.jobs import run_job
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("bank of ranks")]
 
 
+MADE_IN = {
+    "skips_a_step_by_its_own_loss": 3,
+    "checkpoint_loaded_on_the_main_rank": 3,
+    "moments_lost_on_one_rank": 2,
+}
+"""In which step a mistake is made, where that is not the first: it is named by the next one."""
+
+
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bank")
@@ -45,7 +53,7 @@ def test_the_mistake_is_told_at_its_line_and_on_its_rank(program, reports):
     report = reports[program.__name__]
     assert sorted(told(report)) == sorted(expected(program))
     steps = [each["evidence"]["step"] for each in report["findings"] if each["code"] != "GCS320"]
-    assert steps[0] <= 3
+    assert steps[0] - MADE_IN.get(program.__name__, 1) <= 1
 
 
 @pytest.mark.parametrize("program", bank.CORRECT, ids=names(bank.CORRECT))

@@ -83,6 +83,56 @@ def test_parameters_that_are_equal_again_make_it_a_note():
     )
 
 
+def with_buffers(value, **fields):
+    described = {"buffer_names": ["net.center"], "buffer_layout": 1, "weights": [0], "exchanged": 1}
+    return record(**{**described, "buffers": [value], **fields})
+
+
+def test_buffers_that_nothing_changes_are_to_be_equal():
+    found = compare_ranks(steps([with_buffers(1)] * 2, [with_buffers(2)] * 2), size=2)
+    assert told(found) == [("GCS801", "warning", [1])]
+    assert "different values of the buffers net.center" in found[0].message.replace("`", "")
+
+
+@pytest.mark.parametrize("fields", [{"weights": []}, {"exchanged": 0, "reduced": []}])
+def test_counts_and_buffers_of_ranks_that_share_nothing_may_differ(fields):
+    ranks = [[replace(with_buffers(value), **fields)] * 2 for value in (1, 2)]
+    assert compare_ranks(steps(*ranks), size=2) == []
+
+
+def test_a_buffer_that_only_one_rank_has_written_is_told_at_its_line():
+    wrote = replace(with_buffers(2), buffer_writes={"0": {**SITE, "line": 9}})
+    found = compare_ranks(steps([with_buffers(1)] * 2, [with_buffers(1), wrote]), size=2)
+    assert told(found) == [("GCS801", "warning", [1])]
+    assert found[0].location.line == 9
+
+
+def test_a_buffer_that_each_rank_writes_is_a_fact():
+    ranks = [[with_buffers(base + n) for n in range(3)] for base in (1, 5)]
+    (found,) = compare_ranks(steps(*ranks), size=2)
+    assert found.severity.value == "note"
+    assert "nothing makes it equal" in found.message
+    ranks = [[with_buffers(base + n, overwritten=[0]) for n in range(3)] for base in (1, 5)]
+    (found,) = compare_ranks(steps(*ranks), size=2)
+    assert "DistributedDataParallel overwrites it with that of rank 0" in found.message
+
+
+def test_statistics_that_the_wrapper_overwrites_and_those_made_equal_at_times_are_silent():
+    of_norm = {"overwritten": [0], "statistics": [0]}
+    ranks = [[with_buffers(base + n, **of_norm) for n in range(3)] for base in (1, 5)]
+    assert compare_ranks(steps(*ranks), size=2) == []
+    at_times = [[with_buffers(1), with_buffers(value), with_buffers(3)] for value in (2, 7)]
+    assert compare_ranks(steps(*at_times), size=2) == []
+
+
+def test_states_that_differ_are_told_before_they_have_any_effect():
+    same, other = record(state=[1, 1], exchanged=1), record(state=[1, 2], exchanged=1)
+    found = compare_ranks(steps([same, same], [same, other]), size=2)
+    assert told(found) == [("GCS801", "error", [1])]
+    assert found[0].evidence["step"] == 2
+    assert "different states of the optimizer for `b`" in found[0].message.replace("b;", "`b`;")
+
+
 def test_a_record_arrives_as_it_was_sent():
     sent = record(settings=[{"lr": 0.1, "betas": [0.9, 0.99]}], writes={"1": SITE}, made=SITE)
     assert StepRecord.unpacked(sent.packed()) == sent
@@ -95,7 +145,12 @@ def test_a_record_takes_as_many_bytes_for_any_model(layers):
     assert len(groups) == 64
     assert sum(map(len, groups)) == 2 * layers
     sums = _sums(groups)
-    sent = replace(record(), before=sums, gradients=sums, after=sums)
+    norms = [nn.BatchNorm1d(4) for _ in range(layers)]
+    buffers = _sums(_grouped([each.running_mean for each in norms], 12)) + [2**32] * 4
+    names = [f"model.module.blocks[{n}].a_module_with_a_name.running_mean" for n in range(16)]
+    sent = replace(
+        record(buffer_names=names, buffers=buffers), before=sums, gradients=sums, after=sums
+    )
     assert len(sent.packed()) < 4096
 
 

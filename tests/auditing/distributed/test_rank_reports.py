@@ -75,7 +75,7 @@ print([each.tolist() for each in model.parameters()], torch.get_rng_state().sum(
 del model, opt
 """
     )
-    report, runs = audit_job(program, tmp_path)
+    report, runs = audit_job(program, tmp_path, "--compare-optimizer-state")
     assert [run.returncode for run in runs] == [0, 0], runs
     assert report["findings"] == report["not_covered"] == []
     bare = run_job(["train.py"], cwd=tmp_path)
