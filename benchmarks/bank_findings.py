@@ -217,12 +217,20 @@ class Difference:
     is_in_words: bool
 
 
+NOT_RUN = "not run"
+"""Stands for the findings of a subject of which nothing was found out."""
+
+
 def differences(before: Found, now: Found) -> list[Difference]:
-    """Return the subjects that both know and whose findings differ, those of substance first."""
+    """Return the subjects whose findings differ, those of substance first.
+
+    One that is not among those of ``now`` differs in substance, as those of a bank that has died;
+    one that was not among those of ``before`` is new.
+    """
     told = []
-    for bank in before.keys() & now.keys():
-        for subject in before[bank].keys() & now[bank].keys():
-            one, other = before[bank][subject], now[bank][subject]
+    for bank in before:
+        for subject, one in before[bank].items():
+            other = now.get(bank, {}).get(subject, [NOT_RUN])
             if one != other:
                 same = sorted(map(_substance, one)) == sorted(map(_substance, other))
                 told.append(Difference(bank, subject, tuple(one), tuple(other), same))

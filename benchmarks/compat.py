@@ -87,7 +87,8 @@ class Outcome:
     ``skipped`` and ``failed`` map tests to reasons. ``limits`` is what the tool says that it can't
     cover there. ``differ`` are subjects of the banks whose findings are not those of the version of
     development, ``reworded`` how many differ in their words alone. ``slow`` says whether the tests
-    marked so were among them.
+    marked so were among them. ``accused`` are the correct subjects with a warning or an error, None
+    where nobody has looked; ``commit`` is that of the tool.
     """
 
     torch: str
@@ -101,6 +102,8 @@ class Outcome:
     subjects: int = 0
     slow: bool = False
     minutes: float = 0.0
+    accused: list[str] | None = None
+    commit: str = ""
 
     @property
     def key(self) -> str:
@@ -162,7 +165,7 @@ def _everything() -> list[tuple[str, str]]:
 def try_version(version: str, python: str, *, quick: bool, slow: bool) -> Outcome:
     """Make an environment with this torch, run tests and banks in it, and remove it."""
     began = time.monotonic()
-    outcome = Outcome(version, _version_of(python), slow=slow)
+    outcome = Outcome(version, _version_of(python), slow=slow, commit=_commit())
     with tempfile.TemporaryDirectory(prefix="gradcheck-suite-compat-") as folder:
         own = _environment(Path(folder), version, python)
         report = Path(folder) / "report.xml"
@@ -174,6 +177,7 @@ def try_version(version: str, python: str, *, quick: bool, slow: bool) -> Outcom
         if not quick:
             found = _findings(own, Path(folder) / "found.json")
             outcome.subjects = sum(map(len, found.values()))
+            outcome.accused = _accused(found)
             _compare(_read(_BANKS), found, outcome)
     outcome.minutes = round((time.monotonic() - began) / 60, 1)
     return outcome
@@ -295,6 +299,33 @@ def _findings(own: str, out: Path) -> Found:
     return _read(out)
 
 
+def _accused(found: Found) -> list[str]:
+    """Return the correct subjects that are told an error or a warning."""
+    return [
+        f"{bank}, {subject}: {line}"
+        for bank, subjects in found.items()
+        for subject, lines in subjects.items()
+        if subject.startswith(_CORRECT)
+        for line in lines
+        if line.split(" ")[1] in {"error", "warning"}
+    ]
+
+
+_CORRECT = ("correct ", "repaired ", "right,")
+"""What the names of subjects begin with in which nothing is wrong."""
+
+
+def _commit() -> str:
+    done = subprocess.run(
+        ["git", "rev-parse", "--short=7", "HEAD"],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip()
+
+
 def _compare(before: Found, now: Found, outcome: Outcome) -> None:
     told: list[Difference] = differences(before, now)
     outcome.differ = [asdict(each) for each in told if not each.is_in_words]
@@ -327,7 +358,10 @@ what no torch has a part in (lint, reports, packaging) and what is marked as bou
 of development. Tests marked slow, which start processes of their own, ran where the table says. The
 banks are the programs that the tests keep: loops, leaks, writers, silent overwrites, wrong
 backwards, wrong models and the demo, each with correct twins; a subject differs where code,
-severity or line of a finding is not what it is on torch {development}.
+severity or line of a finding is not what it is on torch {development}, or where it could not be
+run. *Accused* are correct subjects with an error or a warning. *In words* are subjects whose
+findings are the same and told otherwise, mostly as a tensor's name in the graph, the op of torch
+that wrote it or the number of tensors alike is another one there.
 """
 
 
@@ -343,16 +377,18 @@ def page(kept: dict[str, Any]) -> str:
         "failed",
         "skipped here alone",
     )
-    columns += ("subjects", "differ", "in words")
-    lines += [f"| {' | '.join(columns)} |", "|---|---|---" + "|---:" * 6 + "|"]
+    columns += ("subjects", "accused", "differ", "in words", "commit")
+    lines += [f"| {' | '.join(columns)} |", "|---|---|---" + "|---:" * 7 + "|---|"]
     usual = {
         test for outcome in outcomes if outcome.torch == DEVELOPMENT for test in outcome.skipped
     }
     for each in outcomes:
         alone = [test for test in each.skipped if test not in usual]
         slow = "too" if each.slow else "left out"
-        numbers = (each.passed, len(each.failed), len(alone), each.subjects, len(each.differ))
-        cells = (each.torch, each.python, slow, *numbers, each.reworded)
+        numbers = (each.passed, len(each.failed), len(alone), each.subjects)
+        accused = "" if each.accused is None else len(each.accused)
+        told = (accused, len(each.differ), each.reworded, each.commit)
+        cells = (each.torch, each.python, slow, *numbers, *told)
         lines.append(f"| {' | '.join(map(str, cells))} |")
     lines += ["", "## Not covered", ""]
     limited = [(each.torch, each.limits) for each in outcomes if each.limits]
@@ -377,6 +413,7 @@ def _known(outcomes: list[Outcome], usual: set[str]) -> list[str]:
             f"- torch {each.key}: {reason} ({count} test{'s' if count > 1 else ''} skipped)."
             for reason, count in reasons.items()
         ]
+        told += [f"- {each.key}: correct, and accused: {line}." for line in each.accused or ()]
         told += [
             f"- {each.key}: {one['bank']}, {one['subject']}: {_all_of(one['before'])} on torch "
             f"{DEVELOPMENT}, {_all_of(one['now'])} here."

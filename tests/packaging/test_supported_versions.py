@@ -12,6 +12,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks import compat
+from benchmarks.bank_findings import differences
 from gradcheck_suite._torch_floor import OLDEST
 
 ROOT = Path(__file__).parents[2]
@@ -93,3 +94,23 @@ def test_what_had_failed_runs_again_and_the_rest_stays(monkeypatch, tmp_path):
     assert again.passed == 8
     assert list(again.failed.values()) == ["is wrong"]
     assert list(again.skipped.values()) == ["not here"]
+
+
+def test_what_could_not_be_run_differs():
+    before = {"loops": {"wrong one": ["GCS301 error a.py:3 words"], "correct one": []}}
+    (gone, dead) = differences(before, {"loops": {}})
+    assert {gone.subject, dead.subject} == {"wrong one", "correct one"}
+    assert not gone.is_in_words
+    assert differences(before, {**before, "leaks": {"wrong two": []}}) == []
+    reworded = {"loops": {"wrong one": ["GCS301 error a.py:3 other"], "correct one": []}}
+    assert [each.is_in_words for each in differences(before, reworded)] == [True]
+
+
+def test_the_page_tells_whom_a_version_accuses():
+    found = {"loops": {"correct one": ["GCS301 error a.py:3 words", "GCS401 note a.py:4 more"]}}
+    accused = compat._accused(found)
+    assert accused == ["loops, correct one: GCS301 error a.py:3 words"]
+    row = asdict(compat.Outcome("2.6.0", "3.11.7", subjects=1, accused=accused, commit="abc1234"))
+    page = compat.page({"2.6.0 on Python 3.11.7": row})
+    assert "| 2.6.0 | 3.11.7 | left out | 0 | 0 | 0 | 1 | 1 | 0 | 0 | abc1234 |" in page
+    assert "correct, and accused: loops, correct one: GCS301 error a.py:3 words" in page
