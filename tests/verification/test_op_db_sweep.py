@@ -80,7 +80,7 @@ def test_a_sample_of_operators_has_no_false_failure(dtype, order, options, count
 def test_operators_that_drop_a_tangent_are_no_mistake_in_forward_mode():
     chosen = [one for one in operators(torch.float64, 1) if one.name in DROPPING]
     total = total_of(chosen, {"order": 1, **FORWARD}, most=4, seed=7)
-    assert len(chosen) == len(DROPPING)
+    assert chosen  # older versions of torch have not all of them
     assert total.failed == total.told == []
     assert any(kind.startswith("forward mode: derivative of") for kind in total.not_covered)
 
