@@ -180,8 +180,8 @@ def _keep_the_stack(autograd: Any) -> None:
 
 def saved_tensors_hooks_are_disabled() -> bool:
     """Return whether torch refuses saved-tensors hooks here, as functorch does (torch 2.6)."""
-    enabled: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]  # not in the stubs
-    return not enabled()
+    enabled = getattr(torch._C._autograd, "_saved_tensors_hooks_is_enabled", None)
+    return enabled is not None and not enabled()
 
 
 STACK_IS_KEPT = not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,8 +20,16 @@ from gradcheck_suite._torch_compat.nodes import custom_function_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
 __all__ = ["around_custom_functions", "checkpoint_entry_points", "without_reentrant_checkpoints"]
+
+
+_forward_mode_is_on: Callable[[], bool] = getattr(torch._C, "_is_fwd_grad_enabled", lambda: True)
+_forward_mode: Callable[[bool], AbstractContextManager[Any]] = getattr(
+    forward_ad, "_set_fwd_grad_enabled", lambda _on: nullcontext()
+)
+"""Torch's switch of forward mode (2.6 to 2.15); without one it is left as it is."""
 
 
 @contextmanager
@@ -51,14 +59,14 @@ def around_custom_functions(
         @functools.wraps(original)
         def forward(*args: Any, **kwargs: Any) -> Any:
             inputs = args[1:] if args and isinstance(args[0], torch._C._FunctionBase) else args
-            inner = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
+            inner = torch.is_grad_enabled(), _forward_mode_is_on()
             grad, forward_grad = outer[0]
 
             def proceed() -> Any:
-                with torch.set_grad_enabled(inner[0]), forward_ad._set_fwd_grad_enabled(inner[1]):
+                with torch.set_grad_enabled(inner[0]), _forward_mode(inner[1]):
                     return original(*args, **kwargs)
 
-            with torch.set_grad_enabled(grad), forward_ad._set_fwd_grad_enabled(forward_grad):
+            with torch.set_grad_enabled(grad), _forward_mode(forward_grad):
                 return around(cls, inputs, proceed)
 
         setattr(forward, _ORIGINAL, original)
@@ -68,7 +76,7 @@ def around_custom_functions(
         cls = custom_function_class(context)
         if cls is None or cls.__module__.split(".")[0] == "torch":
             return
-        outer[0] = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
+        outer[0] = torch.is_grad_enabled(), _forward_mode_is_on()
         if cls not in replaced:
             replaced[cls] = cls.__dict__.get("forward", replaced)
             cls.forward = staticmethod(forward_of(cls))  # type: ignore[attr-defined]

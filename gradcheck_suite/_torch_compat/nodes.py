@@ -210,7 +210,7 @@ def _stranger(_: object) -> None:
     return None
 
 
-_SavedTensor: Any = torch._C._autograd.SavedTensor
+_SavedTensor: Any = getattr(torch._C._autograd, "SavedTensor", None)
 SAVED_TENSORS_TELL = hasattr(_SavedTensor, "data") and hasattr(_SavedTensor, "unpack_hook")
 """Whether torch tells what a saved tensor holds without unpacking it (2.10 and later)."""
 SAVED_TENSORS_UNPACK = hasattr(_SavedTensor, "unpack")
