@@ -37,6 +37,8 @@ _SHORTEST_ROUND = 2
 of which those that are ones change nothing."""
 _LONGEST_ROUND = 256
 """How many operators a round has at most. A bound on cost."""
+_COMPUTE_NOTHING = frozenset({"aten.detach.default", "aten.alias.default"})
+"""Operators that give what they are given."""
 _MOST_OPERATORS = 200_000
 """Computations of more operators are not searched. A bound on cost: each is compared with as many
 others as a round may be long."""
@@ -124,12 +126,14 @@ def _iterations(
     fewest = _FEWEST_ROUNDS if known is None else _FEWEST_KNOWN
     numbers: dict[tuple[str, torch.Size], int] = {}
     sequence = torch.tensor([numbers.setdefault(one, len(numbers)) for one in made])
+    # Torch 2.6 detaches what it saves many times in a row: that is no round of anything.
+    computing = torch.tensor([0, *(name not in _COMPUTE_NOTHING for name, _ in made)]).cumsum(0)
     found: list[_Iteration] = []
     for period in range(_SHORTEST_ROUND, min(_LONGEST_ROUND, len(made) // fewest) + 1):
         differing = (sequence[period:] != sequence[:-period]).nonzero().flatten()
         ends = torch.cat((differing, torch.tensor([len(made) - period])))
         starts = torch.cat((torch.tensor([-1]), differing)) + 1
-        repeated = ends - starts
+        repeated = (ends - starts) * (computing[ends + period] > computing[starts])
         at = int(repeated.argmax())
         length = int(repeated[at]) + period
         one = _Iteration(int(ends[at]) + period, period, length)

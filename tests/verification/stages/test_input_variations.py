@@ -240,3 +240,26 @@ def test_entries_that_repeated_indices_overwrite_are_not_covered(randn, transpos
     )
     assert report.findings == ()
     assert any("one entry overwrites another" in line for line in report.not_covered)
+
+
+class LogDeterminant(torch.autograd.Function):
+    """Its backward refuses what is singular only where that comes out exactly, as LAPACK does."""
+
+    @staticmethod
+    def forward(ctx, a):
+        ctx.save_for_backward(a)
+        return torch.linalg.slogdet(a)[1]
+
+    @staticmethod
+    def backward(ctx, grad):
+        (a,) = ctx.saved_tensors
+        if 0 in a.stride():
+            raise RuntimeError("singular")
+        return grad * torch.linalg.inv_ex(a)[0].mT
+
+
+def test_rows_that_repeat_make_no_layout_where_the_function_has_no_value_of_them():
+    matrix = torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    report = check_gradients(LogDeterminant, matrix.requires_grad_())
+    assert report.findings == ()
+    assert any("values that repeat are refused" in line for line in report.not_covered)

@@ -131,3 +131,13 @@ def test_the_iteration_in_backward_is_seen_in_the_gradient():
     changes = list(last_rounds(compute).values())
     assert all(value[0] == 0.0 for value in changes)
     assert max(value[1] for value in changes) > 1e-3
+
+
+def test_what_is_detached_again_and_again_is_no_round():
+    def compute():
+        y = X * 2
+        for _ in range(8):
+            y = y.detach()
+        return [y]
+
+    assert last_rounds(compute) == {}

@@ -198,13 +198,17 @@ def _tried(state: CheckState, layout: str, places: Sequence[_Place]) -> Variatio
     tensors = state.context.gradients.outputs
     if layout == "expanded":
         compact = state.subject.elsewhere(arrangement=shared(variables, constants))
+        refused = None
         try:
             reference = RecordedCall.of(compact, point)
             rows, tensors = rows_of(reference, cotangents), reference.tensors
+            if not all(bool(tensor.detach().isfinite().all()) for tensor in tensors):
+                refused = "an output is not finite then"
         except Exception as error:  # noqa: BLE001 - whatever the user's function raises here
+            refused = one_line(error)
+        if refused is not None:
             return VariationResult(
-                covered=False,
-                not_covered=(f"{label}: values that repeat are refused, {one_line(error)}",),
+                covered=False, not_covered=(f"{label}: values that repeat are refused, {refused}",)
             )
     try:
         recording = RecordedCall.of(varied, point)
