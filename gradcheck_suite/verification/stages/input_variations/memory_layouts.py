@@ -198,17 +198,13 @@ def _tried(state: CheckState, layout: str, places: Sequence[_Place]) -> Variatio
     tensors = state.context.gradients.outputs
     if layout == "expanded":
         compact = state.subject.elsewhere(arrangement=shared(variables, constants))
-        refused = None
         try:
             reference = RecordedCall.of(compact, point)
             rows, tensors = rows_of(reference, cotangents), reference.tensors
-            if not all(bool(tensor.detach().isfinite().all()) for tensor in tensors):
-                refused = "an output is not finite then"
         except Exception as error:  # noqa: BLE001 - whatever the user's function raises here
-            refused = one_line(error)
-        if refused is not None:
             return VariationResult(
-                covered=False, not_covered=(f"{label}: values that repeat are refused, {refused}",)
+                covered=False,
+                not_covered=(f"{label}: values that repeat are refused, {one_line(error)}",),
             )
     try:
         recording = RecordedCall.of(varied, point)
@@ -219,6 +215,11 @@ def _tried(state: CheckState, layout: str, places: Sequence[_Place]) -> Variatio
     except Exception as error:  # noqa: BLE001 - as above
         path = graph_path(recording.tensors[recording.attached[0]], None)
         failure = backward_fails(error, layout=layout, names=names, path=path)
+        if not all(bool(tensor.detach().isfinite().all()) for tensor in recording.tensors):
+            # A singular matrix, say, which comes out as one in this layout alone.
+            return VariationResult(
+                covered=False, not_covered=(f"{label}: the output is not finite",)
+            )
         # A sparse gradient can't go the way back through our own rearrangement.
         sparse = RecordedCall.of(state.subject, point).gives_sparse(cotangents)
         return VariationResult(
