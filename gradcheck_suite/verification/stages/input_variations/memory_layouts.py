@@ -215,17 +215,16 @@ def _tried(state: CheckState, layout: str, places: Sequence[_Place]) -> Variatio
     except Exception as error:  # noqa: BLE001 - as above
         path = graph_path(recording.tensors[recording.attached[0]], None)
         failure = backward_fails(error, layout=layout, names=names, path=path)
+        reason = None
         if not all(bool(tensor.detach().isfinite().all()) for tensor in recording.tensors):
-            # A singular matrix, say, which comes out as one in this layout alone.
-            return VariationResult(
-                covered=False, not_covered=(f"{label}: the output is not finite",)
-            )
-        # A sparse gradient can't go the way back through our own rearrangement.
-        sparse = RecordedCall.of(state.subject, point).gives_sparse(cotangents)
+            reason = "the output is not finite"  # a singular matrix in this layout alone, say
+        elif RecordedCall.of(state.subject, point).gives_sparse(cotangents):
+            # It can't go the way back through our own rearrangement.
+            reason = "backward gives a sparse gradient"
         return VariationResult(
             covered=False,
-            findings=() if sparse else (failure,),
-            not_covered=(f"{label}: backward gives a sparse gradient",) if sparse else (),
+            findings=(failure,) if reason is None else (),
+            not_covered=() if reason is None else (f"{label}: {reason}",),
         )
     if same_rows(state, rows, seen):
         return VariationResult(covered=True)
