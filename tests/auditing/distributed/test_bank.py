@@ -75,7 +75,7 @@ def test_what_speaks_against_a_mistake_lowers_it_and_is_told(program, why, repor
     assert any(each.startswith(why) for each in finding["evidence"]["lowered"])
 
 
-@pytest.mark.parametrize("program", ["fully_sharded", "flattened"])
+@pytest.mark.parametrize("program", ["fully_sharded"] * bank.SHARDS + ["flattened"])
 def test_what_is_sharded_is_not_covered(program, reports):
     assert reports[program]["not_covered"] == [
         "parameters that are sharded over ranks: they are to differ, and are not compared"
