@@ -135,6 +135,7 @@ class Interpretation:
         self.differentiated: set[Value] = set()
         self.scopes: list[Scope] = []
         self.begins_at_zero = False
+        self.begins_at_numbers = False
         self._sources: dict[CodeType, tuple[str, Function | ast.Lambda] | None] = {}
 
     def source_of(self, function: Any) -> _Source | None:
@@ -203,6 +204,7 @@ class Scope:
         self.off = off
         self.names: dict[str, Value] = {}
         self.aliases: set[str] = set()
+        self.begun: set[str | None] = set()
         self.returns: list[Value] = []
         self.yielded: list[Value] = []
         self.bound_once: set[str] = set()
@@ -253,16 +255,30 @@ class Scope:
     def _assign(self, node: ast.Assign) -> None:
         value = self.value(node.value)
         for target in node.targets:
+            self._begin(target, value)
             self.bind(target, value, node.value)
+
+    def _begin(self, target: ast.expr, value: Value) -> None:
+        """Note of a name whether what it stands for now is not known to depend on what is trained.
+
+        A sum may begin there, or one in each item: ``totals = [0, 0]``.
+        """
+        if isinstance(target, (ast.Name, ast.Attribute)):
+            is_plain = value.whole().kind in (Kind.PLAIN, Kind.UNKNOWN)
+            (self.begun.add if is_plain else self.begun.discard)(root_key(target))
 
     def _annassign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
-            self.bind(node.target, self.value(node.value), node.value)
+            value = self.value(node.value)
+            self._begin(node.target, value)
+            self.bind(node.target, value, node.value)
 
     def _augassign(self, node: ast.AugAssign) -> None:
         before = self.value(node.target)
         # What was there before is told as it was written, and not by the name that it adds to.
         first = before.text if isinstance(before.text, ast.expr) else node.target
+        if isinstance(node.op, ast.Add) and root_key(node.target) in self.begun:
+            self.shared.begins_at_numbers = True
         value = self._operated(node.op, before, self.value(node.value), first, node.value)
         self.bind(node.target, self._recorded(value), node.value)
 

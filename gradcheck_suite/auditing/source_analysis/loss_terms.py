@@ -91,11 +91,14 @@ class LossTerm:
 class FollowedLoss:
     """The terms of a loss, none where it could not be followed.
 
-    ``begins_at_zero``: whether ``sum()`` was called on the way, which adds a zero to them.
+    ``begins_at_zero``: whether ``sum()`` was called on the way, which adds a zero to them;
+    ``begins_at_numbers``: whether ``+=`` has added to a name, or to the items of one, that stood
+    for nothing that is known to be trained.
     """
 
     terms: tuple[LossTerm, ...] = ()
     begins_at_zero: bool = False
+    begins_at_numbers: bool = False
 
 
 def terms_of_loss(frames: Sequence[FrameType], step: CodeType | None = None) -> FollowedLoss:
@@ -116,10 +119,8 @@ def terms_of_loss(frames: Sequence[FrameType], step: CodeType | None = None) -> 
             # The user's frame runs the whole training.
             libraries = takewhile(lambda frame: not is_user_code(frame.f_code), frames)
             parts = _parts([_loss_of_step(step, libraries, shared)])
-        if len(parts) < _TWO:
-            return FollowedLoss()
-        terms = tuple(_term(part, parts, shared) for part in parts)
-        return FollowedLoss(terms, shared.begins_at_zero)
+        terms = tuple(_term(each, parts, shared) for each in parts if len(parts) >= _TWO)
+        return FollowedLoss(terms, shared.begins_at_zero, shared.begins_at_numbers)
     finally:
         shared.close()
 

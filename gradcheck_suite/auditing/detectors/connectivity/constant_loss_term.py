@@ -17,7 +17,11 @@ from gradcheck_suite.auditing.call_sites import CallSite, location_of, user_fram
 from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.reachable_parameters import reachable_graph
 from gradcheck_suite.auditing.events import BackwardStarted
-from gradcheck_suite.auditing.source_analysis.loss_terms import LossTerm, terms_of_loss
+from gradcheck_suite.auditing.source_analysis.loss_terms import (
+    FollowedLoss,
+    LossTerm,
+    terms_of_loss,
+)
 from gradcheck_suite.auditing.source_analysis.source import function_at
 from gradcheck_suite.findings import Finding, Location, Severity
 
@@ -108,8 +112,12 @@ class _Loss:
     with_constants: int = 0
     top: _Top = field(default_factory=_Top)
     flat: set[str] = field(default_factory=set)
-    terms: tuple[LossTerm, ...] = ()
-    begins_at_zero: bool = False
+    source: FollowedLoss = field(default_factory=FollowedLoss)
+
+    @property
+    def terms(self) -> tuple[LossTerm, ...]:
+        """The terms as the source has them."""
+        return self.source.terms
 
 
 class ConstantLossTermDetector:
@@ -187,8 +195,7 @@ def _look(loss: _Loss, event: BackwardStarted, step: CodeType | None) -> None:
     if top.constants > loss.top.constants or top.live > loss.top.live:
         loss.top = top
     if is_first or not loss.terms:
-        found = terms_of_loss(list(user_frames()), step)
-        loss.terms, loss.begins_at_zero = found.terms, found.begins_at_zero
+        loss.source = terms_of_loss(list(user_frames()), step)
 
 
 def _top_of(roots: Iterable[Tensor]) -> _Top:
@@ -298,11 +305,13 @@ def _is_nearly_all(terms: list[LossTerm], live: list[LossTerm]) -> bool:
 
 def _unexplained(loss: _Loss) -> int:
     """Return how many constant terms the graph has that the source does not account for."""
-    constants = loss.top.constants - loss.top.elementwise
+    source = loss.source
+    constants = loss.top.constants - loss.top.elementwise - source.begins_at_zero
     if not loss.terms:
         return max(constants - loss.top.beginnings, 0)
     known = sum(term.state in ("constant", "cut") for term in loss.terms)
-    return max(constants - known - loss.begins_at_zero, 0)
+    begun = loss.top.beginnings if source.begins_at_numbers else 0
+    return max(constants - known - begun, 0)
 
 
 def _note(loss: _Loss, count: int, place: Location | None) -> Finding:

@@ -297,3 +297,53 @@ def test_a_loss_is_followed_up_to_the_caller(audited, only, line_of):
     finding = only(audited(run), "GCS411")
     assert finding.location.line == line_of(Learner.losses)
     assert finding.evidence["terms"] == ("0.2 * size",)
+
+
+def sums_over_two_horizons(also=None):
+    model, optimizer = setup()
+    totals = [0, 0]
+    for x, y in batches(3):
+        out = model(x)
+        for _ in range(2):
+            for horizon in (0, 1):
+                totals[horizon] += F.mse_loss(out, y * horizon)
+            if also is not None:
+                totals[1] += also(out)
+        update(optimizer, sum(totals))
+        totals = [0, 0]
+
+
+def sums_by_name():
+    model, optimizer = setup()
+    for x, y in batches(3):
+        totals = dict.fromkeys(("near", "far"), 0.0)
+        out = model(x)
+        for name in totals:
+            totals[name] += F.mse_loss(out, y)
+            totals[name] += out.std()
+        update(optimizer, totals["near"] + 0.1 * totals["far"])
+
+
+class KeepsTotals:
+    def __init__(self):
+        self.model, self.optimizer = setup()
+
+    def run(self):
+        for x, y in batches(3):
+            self.totals = [0] * 3
+            for horizon in range(3):
+                out = self.model(x)
+                self.totals[horizon] += F.mse_loss(out, y)
+                self.totals[horizon] += 0.1 * out.std()
+            update(self.optimizer, sum(self.totals))
+
+
+@pytest.mark.parametrize("loop", [sums_over_two_horizons, sums_by_name, KeepsTotals().run])
+def test_numbers_that_sums_begin_from_are_no_terms(audited, loop):
+    assert not audited(loop).findings
+
+
+def test_beside_numbers_that_sums_begin_from_a_constant_is_noted(audited, only):
+    finding = only(audited(lambda: sums_over_two_horizons(hidden)), "GCS411")
+    assert finding.severity is Severity.NOTE
+    assert finding.message.startswith("1 of 9 terms of the loss carries no gradient")
