@@ -14,6 +14,7 @@ from gradcheck_lint.analyses.container_clearing import (
 from gradcheck_lint.analyses.object_uses import argument_for
 from gradcheck_lint.model.flow import Call, StoreKind
 from gradcheck_lint.model.paths import values_of_parameters
+from gradcheck_lint.model.returning import is_called_as_written
 from gradcheck_lint.model.syntax import walk
 from gradcheck_lint.model.values import (
     NO_SITES,
@@ -192,7 +193,7 @@ def _given(function: FunctionModel, use: _Use, name: str) -> Values:
     """Return what a call gives a parameter, nothing where that can't be told."""
     node = function.scope.node
     (held,) = function.bindings[name]
-    if type(node) is not cst.FunctionDef or node.decorators:
+    if type(node) is not cst.FunctionDef or not is_called_as_written(function.scope):
         return NOTHING
     return values_of_parameters(use.call, function).get(held.site, NOTHING)
 

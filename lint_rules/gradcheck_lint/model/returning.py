@@ -78,13 +78,18 @@ def without_forwards(values: Values, forwards: frozenset[int]) -> Values:
 
 def returns_plainly(scope: FunctionScope) -> bool:
     """Tell whether a call of a function runs its body and returns what that returns."""
-    node = scope.node
-    if isinstance(node, cst.Module):
-        return False
-    if any(decorator_name(known) not in _PLAIN_DECORATORS for known in node.decorators):
+    if not is_called_as_written(scope):
         return False
     kinds = {type(inner) for inner in scope.nodes}
     return cst.Return in kinds and cst.Yield not in kinds
+
+
+def is_called_as_written(scope: FunctionScope) -> bool:
+    """Return whether no decorator hands a function other arguments, or returns something else."""
+    node = scope.node
+    return not isinstance(node, cst.Module) and all(
+        decorator_name(known) in _PLAIN_DECORATORS for known in node.decorators
+    )
 
 
 _PLAIN_DECORATORS = frozenset(

@@ -17,6 +17,7 @@ from gradcheck_lint.model.values import Kind, sites
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.numerics.non_finite_gradient.edge_tests import comparison_of, number
 from gradcheck_lint.rules.numerics.non_finite_gradient.pairwise_distances import (
+    guard_of_steps,
     is_differentiated,
     roots_of_own_distances,
     roots_of_squares,
@@ -93,12 +94,16 @@ def _root(node: cst.CSTNode, points: str) -> Violation:
 
 
 def _of_squares(function: FunctionModel, node: cst.CSTNode) -> Violation:
+    guard = guard_of_steps(function.module)
+    then = "the gradient is NaN then"
     return Violation(
         node,
         f"`{source_of(function.module, node)}` has an infinite derivative where all that is "
-        "squared is zero, and nothing keeps it away from there: the gradient is NaN then",
-        Severity.NOTE,
+        "squared is zero, and nothing keeps it away from there: "
+        + (then if guard is None else f"{then}, and the step is skipped without a word"),
+        Severity.NOTE if guard is None else Severity.WARNING,
         "add a small number under the root, or clamp it",
+        () if guard is None else ((guard, "this leaves steps out"),),
     )
 
 

@@ -11,11 +11,11 @@ from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name, integer, is_none, positional, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.module import FunctionModel, ModuleModel
 
-__all__ = ["is_differentiated", "roots_of_own_distances", "roots_of_squares"]
+__all__ = ["guard_of_steps", "is_differentiated", "roots_of_own_distances", "roots_of_squares"]
 
 _SQUARE: Final = 2
 
@@ -52,12 +52,27 @@ def roots_of_squares(function: FunctionModel) -> Iterator[cst.CSTNode]:
 def _is_sum_of_squares(
     node: cst.BaseExpression, bound: dict[str, list[cst.BaseExpression]]
 ) -> bool:
-    """Return whether squares are summed up here: by ``sum()``, or what does so is added."""
+    """Return whether squares are summed up here: by ``sum()``, by ``+`` or a matrix product."""
     if type(node) is cst.BinaryOperation and type(node.operator) is cst.Add:
         sides = (_resolved(side, bound) for side in (node.left, node.right))
-        return all(side is not None and _is_sum_of_squares(side, bound) for side in sides)
+        return all(
+            side is not None and (_is_square(side) or _is_sum_of_squares(side, bound))
+            for side in sides
+        )
+    weighted = _weighted(node)
+    if weighted:
+        sides = (_resolved(side, bound) for side in weighted)
+        return any(side is not None and _is_sum_of_squares(side, bound) for side in sides)
     squares = _resolved(_summed(node), bound)
     return squares is not None and _is_square(squares)
+
+
+def _weighted(node: cst.BaseExpression) -> Sequence[cst.BaseExpression]:
+    """Return the factors of a matrix product."""
+    if type(node) is cst.BinaryOperation and type(node.operator) is cst.MatrixMultiply:
+        return node.left, node.right
+    name, operands = _method(node)
+    return operands if name in {"matmul", "mm", "bmm"} else ()
 
 
 def _is_cut(node: cst.BaseExpression) -> bool:
@@ -88,6 +103,46 @@ def is_differentiated(function: FunctionModel) -> bool:
 
 
 _MOST_CALLERS: Final = 20
+
+
+def guard_of_steps(module: ModuleModel) -> cst.BaseExpression | None:
+    """Return a test, after a backward, that leaves a step out where something is not finite."""
+    key = "guard of steps"
+    if key not in module.memo:
+        module.memo[key] = next(_guards(module), None) if module.mentions(*_TESTS) else None
+    guard: cst.BaseExpression | None = module.memo[key]
+    return guard
+
+
+_TESTS: Final = (b"isfinite", b"isnan", b"isinf")
+
+
+def _guards(module: ModuleModel) -> Iterator[cst.BaseExpression]:
+    for scope in module.scopes.functions:
+        if scope.linked or Part.BACKWARD not in scope.parts:
+            continue
+        has_gradients = False
+        for node in scope.nodes_of(cst.Call, cst.If):
+            if type(node) is cst.If:
+                if has_gradients and _leaves_out(node):
+                    yield node.test
+            elif type(node) is cst.Call and "backward" in _method(node)[0]:
+                has_gradients = True
+
+
+def _leaves_out(node: cst.If) -> bool:
+    """Return whether a test of finiteness decides whether a step is made, and nothing is raised."""
+    tests = {test.decode() for test in _TESTS}
+    if not any(type(each) is cst.Name and each.value in tests for each in walk(node.test)):
+        return False
+    inside = list(walk(node.body))
+    if any(type(each) is cst.Raise for each in inside):
+        return False
+    return any(
+        isinstance(each, (cst.Continue, cst.Return))
+        or (type(each) is cst.Attribute and each.attr.value == "step")
+        for each in inside
+    )
 
 
 def _resolved(

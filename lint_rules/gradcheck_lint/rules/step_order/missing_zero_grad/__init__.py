@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from itertools import starmap
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
@@ -36,6 +37,7 @@ from gradcheck_lint.model.paths import Binding, Occurrence, bound_in_callee
 from gradcheck_lint.model.scopes import FunctionScope
 from gradcheck_lint.model.syntax import dotted_name, first_word
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.step_order.missing_zero_grad.closures import unzeroed_closures
 from gradcheck_lint.rules.step_order.missing_zero_grad.hand_steps import unzeroed_hand_steps
 from gradcheck_lint.rules.step_order.missing_zero_grad.handed_gradients import (
     Handed,
@@ -94,6 +96,7 @@ class MissingZeroGrad(Rule):
                 ),
             )
         yield from map(_handed_on, never_cleared(function))
+        yield from starmap(_called_again, unzeroed_closures(function))
         if not function.module.near.has(function.scope, BACKWARD):
             return
         handled: set[int] = set()
@@ -189,6 +192,17 @@ def _used_again(problem: Problem) -> Violation:
         min(problem.severity, Severity.WARNING if step.proof is Proof.OPAQUE else Severity.ERROR),
         f"call `{receiver}.zero_grad()` between the steps, before backward()",
         ((first.node, "the step before"), (backward.node, "adds to what that step has used")),
+    )
+
+
+def _called_again(step: Step, closure: cst.CSTNode) -> Violation:
+    return Violation(
+        closure,
+        "L-BFGS calls this closure several times in each step, and the closure does not zero the "
+        "gradients: each call adds to those of the calls before",
+        Severity.WARNING,
+        "call `optimizer.zero_grad()` in the closure, before its backward()",
+        ((step.node, "handed to the optimizer here"),),
     )
 
 

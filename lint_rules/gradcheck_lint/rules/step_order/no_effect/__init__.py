@@ -13,6 +13,8 @@ from gradcheck_lint.model.values import Kind
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.step_order.no_effect.computed_weights import computed_writes
 from gradcheck_lint.rules.step_order.no_effect.dropped_results import dropped_result
+from gradcheck_lint.rules.step_order.no_effect.optimizer_states import lost_states
+from gradcheck_lint.rules.step_order.no_effect.overwritten_outputs import overwritten_outputs
 from gradcheck_lint.rules.step_order.no_effect.uncalled_backwards import is_uncalled_backward
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -56,8 +58,35 @@ class NoEffect(Rule):
                 "initialize the layer before it is normalized",
                 ((found.normalized, "normalized here"),),
             )
+        for made, name in overwritten_outputs(function):
+            yield Violation(
+                made,
+                f"each turn of this loop writes `{name}` anew and reads nothing of the one before: "
+                "what all layers but the last return is thrown away, and nothing trains them",
+                Severity.WARNING,
+                f"give each layer `{name}`, or add up or collect what they return",
+            )
+        for lost in lost_states(function):
+            message, hint = _OF_STATES[lost.how]
+            yield Violation(lost.node, message.format(lost.key), Severity.WARNING, hint)
         yield from _of_nothing(function)
         yield from _never_called(function)
+
+
+_OF_STATES: Final = {
+    "never-stored": (
+        "the state of a parameter is asked for {}, and nothing ever stores that",
+        "ask for the key under which it is stored",
+    ),
+    "never-updated": (
+        "{} is stored in the state as zeros, and nothing writes to it but to a copy: it stays zero",
+        "store it again when it was changed: what an index of a tensor returns is a copy",
+    ),
+    "reset": (
+        "{} of the state becomes zeros again in each step: what is averaged forgets all before",
+        "store the zeros where the state has none yet",
+    ),
+}
 
 
 def _of_nothing(function: FunctionModel) -> Iterator[Violation]:

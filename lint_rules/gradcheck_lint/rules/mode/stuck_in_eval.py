@@ -26,7 +26,6 @@ from gradcheck_lint.model.nearness import BACKWARD
 from gradcheck_lint.model.paths import bound_parameters, in_caller
 from gradcheck_lint.model.values import NOTHING, sites, through_all
 from gradcheck_lint.rules._rule import Rule, Violation
-from gradcheck_lint.rules.mode.stuck_in_eval.overwritten_settings import overwritten_settings
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -40,16 +39,7 @@ class StuckInEval(Rule):
     entry = catalogue.STUCK_IN_EVAL
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
-        """Yield every eval() that training goes on in, and what a layer keeps of evaluation."""
-        for setting in overwritten_settings(function):
-            last = setting.name.rpartition(".")[2]
-            yield Violation(
-                setting.node,
-                f"a pass in evaluation mode overwrites `{setting.name}`, and nothing sets it back: "
-                "after the first evaluation the layer trains with the number of evaluation",
-                Severity.WARNING,
-                f"give the number a name of its own: `{last} = ...`",
-            )
+        """Yield every eval() that training goes on in."""
         is_near = function.module.near.has(function.scope, BACKWARD)
         if not is_near or function.runs_in_engine:
             return
