@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import libcst as cst
 
 from gradcheck_lint.analyses.layers import kind_of
 from gradcheck_lint.model.flow import Forward
 from gradcheck_lint.model.knowledge import PARAMETER_CLASSES
-from gradcheck_lint.model.syntax import assigned_pairs, dotted_name, is_none
+from gradcheck_lint.model.syntax import (
+    assigned_pairs,
+    boolean,
+    dotted_name,
+    is_none,
+    keyword,
+    plain_string,
+    positional,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,11 +29,11 @@ __all__ = ["Renewed", "late_parameters", "renewed_parameters"]
 
 
 class Renewed(NamedTuple):
-    """Where a parameter is replaced, its name, where it is made first, and an optimizer."""
+    """Where a parameter is made, its name, what there was at first, and an optimizer."""
 
     node: cst.CSTNode
     name: str
-    first: cst.CSTNode
+    first: cst.CSTNode | None
     optimizer: cst.CSTNode
 
 
@@ -49,7 +57,7 @@ def renewed_parameters(function: FunctionModel) -> Iterator[Renewed]:
 
 
 def late_parameters(function: FunctionModel) -> Iterator[Renewed]:
-    """Yield what is None at first, and made a parameter or a layer by forward."""
+    """Yield the parameters and layers that forward makes, where there was nothing or None."""
     scope, module = function.scope, function.module
     owner = scope.owner
     if owner is None or scope.name.endswith("__init__"):
@@ -59,25 +67,50 @@ def late_parameters(function: FunctionModel) -> Iterator[Renewed]:
         return
     if not _is_run_by_forward(scope, owner):
         return
-    empty = {attribute: node for attribute, value, node in _set(maker) if is_none(value)}
+    first = {attribute: (value, node) for attribute, value, node in _set(maker)}
     made = [
         (attribute, node)
         for attribute, value, node in _set(scope)
-        if attribute in empty and kind_of(value, function) in {"module", "parameter"}
+        if (attribute not in first or is_none(first[attribute][0]))
+        and "." not in attribute
+        and _is_trained(value, function)
     ]
     optimizer = _optimizer_before_any_run(module) if made else None
     for attribute, node in made:
         if optimizer is not None:
-            yield Renewed(node, attribute, empty[attribute], optimizer)
+            known = first.get(attribute)
+            yield Renewed(node, attribute, None if known is None else known[1], optimizer)
+
+
+def _is_trained(value: cst.BaseExpression, function: FunctionModel) -> bool:
+    is_frozen = type(value) is cst.Call and boolean(keyword(value, "requires_grad")) is False
+    return not is_frozen and kind_of(value, function) in {"module", "parameter"}
 
 
 def _set(scope: FunctionScope) -> Iterator[tuple[str, cst.BaseExpression, cst.CSTNode]]:
-    """Yield the attributes of self that a method sets, with what to."""
+    """Yield the attributes of self that a method sets or registers, with what to."""
+    for call in scope.nodes_of(cst.Call):
+        base, _, method = (dotted_name(call.func) or "").rpartition(".")
+        given = positional(call)
+        if method == "setattr" and not base and given:
+            base, given = dotted_name(given[0]) or "", given[1:]
+        elif method not in _REGISTERING:
+            continue
+        if base == scope.first_parameter and len(given) == 2:  # noqa: PLR2004 - name and value
+            name = given[0]
+            yield (
+                (plain_string(name) or "") if type(name) is cst.SimpleString else "",
+                given[1],
+                call,
+            )
     for node in scope.nodes_of(cst.Assign, cst.AnnAssign):
         for target, value in assigned_pairs(node):
             root, _, attribute = (dotted_name(target) or "").partition(".")
             if root == scope.first_parameter and attribute:
                 yield attribute, value, node
+
+
+_REGISTERING: Final = frozenset({"register_parameter", "add_module", "register_module"})
 
 
 def _parameters_made(

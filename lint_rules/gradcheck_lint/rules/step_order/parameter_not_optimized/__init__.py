@@ -51,7 +51,10 @@ class ParameterNotOptimized(Rule):
                 "was made before does not own it, and it never learns",
                 Severity.WARNING,
                 "make it in the constructor, or run the model once before the optimizer is made",
-                ((late.first, "nothing at first"), (late.optimizer, "an optimizer")),
+                (
+                    *(() if late.first is None else ((late.first, "nothing at first"),)),
+                    (late.optimizer, "an optimizer"),
+                ),
             )
         yield from attached_by_methods(function)
         for own in own_parameters(function):

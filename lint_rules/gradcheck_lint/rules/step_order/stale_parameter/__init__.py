@@ -41,7 +41,10 @@ class StaleParameter(Rule):
                 "was made before has the old one, and the new one never learns",
                 Severity.WARNING,
                 "give it new contents: `parameter.data.copy_(value)` under `torch.no_grad()`",
-                ((renewed.first, "made here at first"), (renewed.optimizer, "an optimizer")),
+                (
+                    (renewed.first or renewed.node, "made at first"),
+                    (renewed.optimizer, "an optimizer"),
+                ),
             )
         nodes = function.scope.nodes
         is_replaced = {"step", "backward"} <= function.scope.words and new_models(function, nodes)
