@@ -10,6 +10,7 @@ import libcst as cst
 from gradcheck_lint.analyses.ways_out import ways_out
 from gradcheck_lint.model.flow import GradMode
 from gradcheck_lint.model.knowledge import PARAMETER_CLASSES
+from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.syntax import boolean, dotted_name, last_word, walk
 
 if TYPE_CHECKING:
@@ -72,7 +73,12 @@ def cut_models(function: FunctionModel) -> Iterator[CutParameter]:
     for call in function.scope.nodes_of(cst.Call):
         if not module.makes_optimizer(call):
             continue
-        for node in walk(call):
+        named_groups = (
+            source
+            for argument in call.args
+            for source in sources_of(function.scope).get(dotted_name(argument.value) or "") or ()
+        )
+        for node in (each for root in (call, *named_groups) for each in walk(root)):
             named = dotted_name(node.func) if type(node) is cst.Call else None
             if named is None or not named.endswith(".parameters"):
                 continue

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import libcst as cst
 
 from gradcheck_lint.analyses.source_text import source_of
+from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import (
     assigned_once,
     children,
     dotted_name,
     integer,
+    last_word,
     plain_string,
     positional,
     walk,
@@ -54,12 +56,14 @@ class StateLeftByEvaluation(Rule):
         if not module.scopes.derives_from(owner, "torch.nn.Module") or _asks_for_mode(owner):
             return
         buffers = frozenset(_buffers(owner))
-        if not buffers:
+        if not buffers or _is_of_training_alone(owner, function):
             return
         reached = {id(each.scope): each for each in _reached(scope, owner, buffers)}
         for found in reached.values():
             for node, buffer in _updates(found.scope, buffers):
                 if _is_written_elsewhere(buffer, reached, function):
+                    continue
+                if not _is_read(buffer, reached):
                     continue
                 yield Violation(
                     found.call or node,
@@ -70,6 +74,26 @@ class StateLeftByEvaluation(Rule):
                     () if found.call is None else ((node, "written here"),),
                 )
                 return
+
+
+def _is_of_training_alone(owner: ClassScope, function: FunctionModel) -> bool:
+    """Return whether nothing but what differentiates runs a module, as a penalty."""
+    names: set[str] = set()
+    for known in function.module.functions():
+        scope = known.scope
+        made = [call for call in scope.nodes_of(cst.Call) if dotted_name(call.func) == owner.name]
+        kept = {id(value): dotted_name(target) for target, value in scope.assignments}
+        is_layer = function.module.scopes.derives_from(scope.owner, "torch.nn.")
+        if made and (is_layer or any(kept.get(id(call)) is None for call in made)):
+            return False
+        names.update(last_word(kept[id(call)]) for call in made)
+    runs = [
+        known.scope
+        for known in function.module.functions()
+        for call in known.scope.nodes_of(cst.Call)
+        if last_word(dotted_name(call.func)) in names
+    ]
+    return bool(runs) and all(Part.BACKWARD in scope.parts for scope in runs)
 
 
 class _Reached(NamedTuple):
@@ -151,6 +175,23 @@ def _writes(
             target, value = assigned_once(node)
             if value is not None:
                 yield node, dotted_name(target) or "", [value]
+
+
+def _is_read(buffer: str, reached: dict[int, _Reached]) -> bool:
+    """Return whether a forward makes anything of a buffer but its next value."""
+    name = buffer.rpartition(".")[2]
+    for each in reached.values():
+        own = f"{each.scope.first_parameter}.{name}"
+        writing = {
+            id(inner)
+            for node, written, _ in _writes(each.scope)
+            if written == own
+            for inner in walk(node)
+        }
+        attributes = each.scope.nodes_of(cst.Attribute)
+        if any(dotted_name(node) == own and id(node) not in writing for node in attributes):
+            return True
+    return False
 
 
 def _is_written_elsewhere(
