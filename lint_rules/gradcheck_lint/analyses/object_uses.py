@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gradcheck_lint.model.module import FunctionModel
     from gradcheck_lint.model.scopes import ClassScope, FunctionScope
 
-__all__ = ["Use", "argument_for", "uses_of"]
+__all__ = ["Use", "argument_for", "parents_of", "uses_of"]
 
 _MOST_CALLS: Final = 4
 _HARMLESS: Final = (SAME_MODULE_METHODS - {"requires_grad_"}) | {"state_dict", "zero_grad"}
@@ -72,12 +72,12 @@ def _uses_in(function: FunctionModel, path: str, depth: int, seen: set[object]) 
     if key in seen or depth > _MOST_CALLS:
         return
     seen.add(key)
-    parents = _parents(function)
+    parents = parents_of(function)
     for node in _reads(function.scope.node, path):
         yield from _use(node, parents, function, depth, seen)
 
 
-def _parents(function: FunctionModel) -> dict[int, cst.CSTNode]:
+def parents_of(function: FunctionModel) -> dict[int, cst.CSTNode]:
     """Return the node above each node of a function, by ``id``."""
     memo = function.module.memo
     key = ("parents", id(function.scope))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import libcst as cst
 
 from gradcheck_lint.analyses.layers import called_function
-from gradcheck_lint.analyses.object_uses import argument_for
-from gradcheck_lint.model.syntax import bound_names, children, dotted_name, walk
+from gradcheck_lint.analyses.object_uses import argument_for, parents_of
+from gradcheck_lint.model.syntax import bound_names, dotted_name, walk
 
 if TYPE_CHECKING:
     from gradcheck_lint.model.module import FunctionModel
@@ -27,7 +27,7 @@ class WaysOut(NamedTuple):
 def ways_out(starts: list[cst.CSTNode], function: FunctionModel, depth: int = 0) -> WaysOut:
     """Follow values by the names that they are given; what is not understood is an open way."""
     nodes = function.scope.nodes
-    parents = {id(child): each for each in nodes for child in children(each)}
+    parents = parents_of(function)
     loads: dict[str, list[cst.CSTNode]] = {}
     for node in nodes:
         if type(node) is cst.Name:
@@ -73,7 +73,9 @@ def _further(  # noqa: PLR0911 - one answer for each kind of node
         return _of_attribute(outer, parents)
     if type(outer) is cst.Arg:
         call = parents[id(outer)]
-        return _of_argument(node, call, function, depth) if type(call) is cst.Call else None
+        if type(call) is not cst.Call or type(parents.get(id(call))) is cst.Expr:
+            return None  # handed to a class, or kept by what is called
+        return _of_argument(node, call, function, depth)
     if isinstance(outer, _PASSING):
         return _Found(on=(outer,))
     if type(outer) is cst.Subscript:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from gradcheck_lint.analyses.object_uses import parents_of
 from gradcheck_lint.model.flow import Call
 from gradcheck_lint.model.paths import values_of_parameters
 from gradcheck_lint.model.syntax import (
     assigned_pairs,
     bound_names,
-    children,
     dotted_name,
     walk,
 )
@@ -49,9 +49,7 @@ class HookPilesUp(Rule):
         """Yield every registration that repeats on one module and whose hook stays."""
         if _REGISTERS.isdisjoint(function.scope.words):
             return
-        parents = {
-            id(child): node for node in walk(function.scope.node) for child in children(node)
-        }
+        parents = parents_of(function)
         for event in function.events():
             if not isinstance(event, Call) or event.method not in _REGISTERS:
                 continue

@@ -6,60 +6,47 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from gradcheck_lint.model.syntax import boolean, dotted_name, walk
+from gradcheck_lint.model.syntax import boolean, dotted_name, last_word, walk
 
 if TYPE_CHECKING:
     from gradcheck_lint.model.module import FunctionModel
 
-__all__ = ["forgotten_parts"]
+__all__ = ["forgotten_part"]
 
 
-def forgotten_parts(function: FunctionModel) -> str | None:
-    """Return what an override of ``train()`` forgets, where neither call reaches it.
-
-    A frozen part that it leaves out stays in the mode of its construction, which is training.
-    """
-    scope, owner = function.scope, function.scope.owner
-    if owner is None or owner.methods.get("train") is not scope:
+def forgotten_part(function: FunctionModel) -> str | None:
+    """Return a layer that an override of ``train()`` leaves in the mode of its construction."""
+    scope, owner, scopes = function.scope, function.scope.owner, function.module.scopes
+    if owner is None or owner.methods.get("train") is not scope or "__init__" not in owner.methods:
         return None
-    if not function.module.scopes.derives_from(owner, "torch.nn.Module"):
+    if not _ALL.isdisjoint(scope.words) or not scopes.derives_from(owner, "torch.nn.Module"):
         return None
-    if not _ALL.isdisjoint(scope.words) or type(scope.node) is not cst.FunctionDef:
+    modes = {
+        each.name.value
+        for each in scope.node.params.params  # type: ignore[union-attr]
+        if boolean(each.default) is True
+    }
+    if not any(
+        type(call.func) is cst.Attribute and call.func.attr.value == "train"
+        for call in scope.nodes_of(cst.Call)
+        if any(type(each) is cst.Name and each.value in modes for each in walk(call))
+    ):
         return None
-    modes = [each for each in scope.node.params.params if boolean(each.default) is True]
-    if len(modes) != 1 or not _passes_on(function, modes[0].name.value):
-        return None
-    made = owner.methods.get("__init__")
-    parts = (
-        []
-        if made is None
-        else [
-            name
-            for target, value in made.assignments
-            if (name := dotted_name(target) or "").startswith(f"{made.first_parameter}.")
-            and type(value) is cst.Call
-            and (
-                function.module.scopes.resolve_import(dotted_name(value.func) or "") or ""
-            ).startswith("torch.nn.")
-        ]
-    )
-    forgotten = [name for name in parts if name.rpartition(".")[2] not in scope.words]
-    if "getattr" in scope.words:
-        words = {word for method in owner.methods.values() for word in method.words}
-        return "the frozen ones" if "requires_grad" in words else None
-    return f"`{forgotten[0]}`" if forgotten else None
+    freezes = any("requires_grad" in method.words for method in owner.methods.values())
+    if "getattr" in scope.words and not freezes:
+        return None  # it may go through all of them
+    for target, value in owner.methods["__init__"].assignments:
+        made = dotted_name(value.func) if type(value) is cst.Call else None
+        own = scopes.classes.get(made or "")
+        is_layer = (scopes.resolve_import(made or "") or "").startswith("torch.nn.") or (
+            own is not None and scopes.derives_from(own, "torch.nn.Module")
+        )
+        name = last_word(dotted_name(target))
+        if is_layer and name and name not in scope.words:
+            return name
+    return None
 
 
 _ALL: Final = frozenset(
     {"super", "children", "modules", "named_children", "named_modules", "_modules", "eval", "apply"}
 )
-
-
-def _passes_on(function: FunctionModel, mode: str) -> bool:
-    return any(
-        type(call.func) is cst.Attribute
-        and call.func.attr.value == "train"
-        and any(type(each) is cst.Name and each.value == mode for each in walk(call.args[0].value))
-        for call in function.scope.nodes_of(cst.Call)
-        if call.args
-    )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from gradcheck_lint.analyses.object_uses import parents_of
 from gradcheck_lint.analyses.source_text import source_of
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import (
     assigned_once,
-    children,
     dotted_name,
     integer,
     last_word,
@@ -48,116 +48,107 @@ class StateLeftByEvaluation(Rule):
                 Severity.WARNING,
                 f"give the number a name of its own: `{last} = ...`",
             )
-        scope, owner, module = function.scope, function.scope.owner, function.module
-        if owner is None or owner.methods.get("forward") is not scope:
+        owner, module = function.scope.owner, function.module
+        if owner is None or owner.methods.get("forward") is not function.scope:
             return
         if not module.mentions(b".eval()") or not module.mentions(b".backward("):
             return
-        if not module.scopes.derives_from(owner, "torch.nn.Module") or _asks_for_mode(owner):
+        if not module.scopes.derives_from(owner, "torch.nn.Module"):
             return
-        buffers = frozenset(_buffers(owner))
-        if not buffers or _is_of_training_alone(owner, function):
+        if any(not _MODES.isdisjoint(method.words) for method in owner.methods.values()):
             return
-        reached = {id(each.scope): each for each in _reached(scope, owner, buffers)}
-        for found in reached.values():
-            for node, buffer in _updates(found.scope, buffers):
-                if _is_written_elsewhere(buffer, reached, function):
-                    continue
-                if not _is_read(buffer, reached):
-                    continue
-                yield Violation(
-                    found.call or node,
-                    f"`{source_of(module, node)}` lets `{buffer}` follow the inputs, in evaluation "
-                    "mode as well: what training goes on with depends on what it was evaluated on",
-                    Severity.WARNING,
-                    "do it `if self.training`",
-                    () if found.call is None else ((node, "written here"),),
-                )
-                return
-
-
-def _is_of_training_alone(owner: ClassScope, function: FunctionModel) -> bool:
-    """Return whether nothing but what differentiates runs a module, as a penalty."""
-    names: set[str] = set()
-    for known in function.module.functions():
-        scope = known.scope
-        made = [call for call in scope.nodes_of(cst.Call) if dotted_name(call.func) == owner.name]
-        kept = {id(value): dotted_name(target) for target, value in scope.assignments}
-        is_layer = function.module.scopes.derives_from(scope.owner, "torch.nn.")
-        if made and (is_layer or any(kept.get(id(call)) is None for call in made)):
-            return False
-        names.update(last_word(kept[id(call)]) for call in made)
-    runs = [
-        known.scope
-        for known in function.module.functions()
-        for call in known.scope.nodes_of(cst.Call)
-        if last_word(dotted_name(call.func)) in names
-    ]
-    return bool(runs) and all(Part.BACKWARD in scope.parts for scope in runs)
-
-
-class _Reached(NamedTuple):
-    scope: FunctionScope
-    call: cst.CSTNode | None
+        for call, node, buffer in _followed(owner, function):
+            text = source_of(module, node)
+            yield Violation(
+                call or node,
+                f"`{text}` lets `{buffer}` follow the inputs, in evaluation mode as well: what "
+                "training goes on with depends on what it was evaluated on",
+                Severity.WARNING,
+                "do it `if self.training`",
+                () if call is None else ((node, "written here"),),
+            )
 
 
 _MODES: Final = frozenset({"training", "is_grad_enabled", "train", "eval", "enabled"})
 
 
-def _asks_for_mode(owner: ClassScope) -> bool:
-    return any(not _MODES.isdisjoint(method.words) for method in owner.methods.values())
+def _followed(
+    owner: ClassScope, function: FunctionModel
+) -> Iterator[tuple[cst.CSTNode | None, cst.CSTNode, str]]:
+    """Yield the first update of a buffer by a forward, and the call that leads there."""
+    buffers = {
+        plain_string(given[0]) or ""
+        for method in owner.methods.values()
+        for call in method.nodes_of(cst.Call)
+        if dotted_name(call.func) == f"{method.first_parameter}.register_buffer"
+        if (given := positional(call)) and type(given[0]) is cst.SimpleString
+    }
+    if not buffers or _is_of_training_alone(owner, function):
+        return
+    reached = [(None, function), *_methods_run(owner, function, buffers)]
+    others = [
+        scope
+        for scope in function.module.scopes.functions
+        if "register_buffer" not in scope.words and all(scope is not f.scope for _, f in reached)
+    ]
+    set_by_others = {last_word(name) for scope in others for _, name, _ in _writes(scope)}
+    for call, method in reached:
+        for node, name, given in _writes(method.scope):
+            buffer = last_word(name)
+            if buffer not in buffers - set_by_others or not _is_always_run(node, method, buffers):
+                continue
+            is_of_itself = any(dotted_name(each) == name for part in given for each in walk(part))
+            if not is_of_itself and not _adds_to(node):
+                continue
+            if all(integer(part) is not None for part in given):
+                continue
+            if any(_is_read(buffer, known.scope) for _, known in reached):
+                yield call, node, name
+                return
 
 
-def _buffers(owner: ClassScope) -> Iterator[str]:
-    for method in owner.methods.values():
-        for call in method.nodes_of(cst.Call):
-            if dotted_name(call.func) == f"{method.first_parameter}.register_buffer":
-                name = positional(call)[:1]
-                if name and type(name[0]) is cst.SimpleString:
-                    yield plain_string(name[0]) or ""
-
-
-def _reached(
-    scope: FunctionScope, owner: ClassScope, buffers: frozenset[str]
-) -> Iterator[_Reached]:
-    """Yield a forward, and the methods that it always runs with the call that leads there."""
-    yield _Reached(scope, None)
-    for call in scope.nodes_of(cst.Call):
+def _methods_run(
+    owner: ClassScope, function: FunctionModel, buffers: set[str]
+) -> Iterator[tuple[cst.CSTNode, FunctionModel]]:
+    """Yield the methods that each forward runs, with the call that leads there."""
+    for call in function.scope.nodes_of(cst.Call):
         base, _, name = (dotted_name(call.func) or "").rpartition(".")
-        called = owner.methods.get(name) if base == scope.first_parameter else None
-        if called is not None and called is not scope and _is_always_run(call, scope, buffers):
-            yield _Reached(called, call)
+        called = owner.methods.get(name) if base == function.scope.first_parameter else None
+        if called not in {None, function.scope} and _is_always_run(call, function, buffers):
+            assert called is not None
+            yield call, function.module.function(called)
 
 
-def _is_always_run(node: cst.CSTNode, scope: FunctionScope, buffers: frozenset[str]) -> bool:
+def _is_of_training_alone(owner: ClassScope, function: FunctionModel) -> bool:
+    """Return whether nothing but what differentiates runs a module, as a penalty."""
+    names: set[str] = set()
+    scopes = function.module.scopes
+    for scope in scopes.functions:
+        kept = {id(value): dotted_name(target) for target, value in scope.assignments}
+        for call in scope.nodes_of(cst.Call):
+            if dotted_name(call.func) == owner.name:
+                if id(call) not in kept or scopes.derives_from(scope.owner, "torch.nn."):
+                    return False
+                names.add(last_word(kept[id(call)]))
+    running = [
+        scope
+        for scope in scopes.functions
+        if any(last_word(dotted_name(call.func)) in names for call in scope.nodes_of(cst.Call))
+    ]
+    return bool(running) and all(Part.BACKWARD in scope.parts for scope in running)
+
+
+def _is_always_run(node: cst.CSTNode, function: FunctionModel, buffers: set[str]) -> bool:
     """Return whether all that decides about a node is what the layer has counted or seen."""
-    parents = {id(child): each for each in scope.nodes for child in children(each)}
+    parents = parents_of(function)
     inner, outer = node, parents.get(id(node))
     while outer is not None:
         if isinstance(outer, (cst.If, cst.IfExp)) and inner is not outer.test:
-            names = {dotted_name(each) for each in walk(outer.test)} - {None}
-            own = {f"{scope.first_parameter}.{buffer}" for buffer in buffers}
-            if not names & own:
+            words = {each.value for each in walk(outer.test) if type(each) is cst.Name}
+            if words.isdisjoint(buffers):
                 return False
         inner, outer = outer, parents.get(id(outer))
     return True
-
-
-def _updates(scope: FunctionScope, buffers: frozenset[str]) -> Iterator[tuple[cst.CSTNode, str]]:
-    """Yield what makes the next value of a buffer of the one before and of something else."""
-    for node, buffer, value in _writes(scope):
-        if buffer.rpartition(".")[2] not in buffers or not _is_always_run(node, scope, buffers):
-            continue
-        if type(node) is cst.Call:
-            assert type(node.func) is cst.Attribute
-            method = node.func.attr.value
-            is_made_anew = method in {"copy_", "fill_", "zero_"}
-        else:
-            is_made_anew = type(node) is not cst.AugAssign
-        is_of_itself = any(dotted_name(each) == buffer for part in value for each in walk(part))
-        is_number = all(integer(part) is not None for part in value)
-        if (is_of_itself or not is_made_anew) and not is_number:
-            yield node, buffer
 
 
 def _writes(
@@ -165,43 +156,29 @@ def _writes(
 ) -> Iterator[tuple[cst.CSTNode, str, list[cst.BaseExpression]]]:
     """Yield each write to an attribute, its name, and what it is given."""
     for node in scope.nodes_of(cst.Call, cst.AugAssign, cst.Assign):
-        if type(node) is cst.Call:
-            if type(node.func) is cst.Attribute and node.func.attr.value.endswith("_"):
-                name = (dotted_name(node.func.value) or "").removesuffix(".data")
-                yield node, name, [argument.value for argument in node.args]
-        elif type(node) is cst.AugAssign:
-            yield node, dotted_name(node.target) or "", [node.value]
-        else:
+        name, given = None, list[cst.BaseExpression]()
+        if type(node) is cst.AugAssign:
+            name, given = dotted_name(node.target), [node.value]
+        elif type(node) is cst.Assign:
             target, value = assigned_once(node)
-            if value is not None:
-                yield node, dotted_name(target) or "", [value]
+            name, given = dotted_name(target), [node.value] if value is not None else []
+        elif type(node) is cst.Call and (dotted_name(node.func) or "").endswith("_"):
+            name = (dotted_name(node.func) or "").rpartition(".")[0]
+            given = [each.value for each in node.args]
+        if name is not None and "." in name:
+            yield node, name.removesuffix(".data"), given
 
 
-def _is_read(buffer: str, reached: dict[int, _Reached]) -> bool:
-    """Return whether a forward makes anything of a buffer but its next value."""
-    name = buffer.rpartition(".")[2]
-    for each in reached.values():
-        own = f"{each.scope.first_parameter}.{name}"
-        writing = {
-            id(inner)
-            for node, written, _ in _writes(each.scope)
-            if written == own
-            for inner in walk(node)
-        }
-        attributes = each.scope.nodes_of(cst.Attribute)
-        if any(dotted_name(node) == own and id(node) not in writing for node in attributes):
-            return True
-    return False
+def _adds_to(node: cst.CSTNode) -> bool:
+    """Return whether a write makes the new value of the old one, whatever else it is given."""
+    if type(node) is cst.Call:
+        return last_word(dotted_name(node.func)) not in {"copy_", "fill_", "zero_"}
+    return type(node) is cst.AugAssign
 
 
-def _is_written_elsewhere(
-    buffer: str, reached: dict[int, _Reached], function: FunctionModel
-) -> bool:
-    """Return whether anything else sets a buffer: a reset, before each sequence or evaluation."""
-    name = buffer.rpartition(".")[2]
-    return any(
-        written.rpartition(".")[2] == name
-        for scope in function.module.scopes.functions
-        if name in scope.words and id(scope) not in reached and "register_buffer" not in scope.words
-        for _, written, _ in _writes(scope)
-    )
+def _is_read(buffer: str, scope: FunctionScope) -> bool:
+    """Return whether a method makes anything of a buffer but its next value."""
+    own = f"{scope.first_parameter}.{buffer}"
+    writing = {id(inner) for node, name, _ in _writes(scope) if name == own for inner in walk(node)}
+    attributes = scope.nodes_of(cst.Attribute)
+    return any(dotted_name(node) == own and id(node) not in writing for node in attributes)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import libcst as cst
 
+from gradcheck_lint.analyses.object_uses import parents_of
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.syntax import boolean, children, dotted_name, keyword, walk
+from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, walk
 from gradcheck_lint.model.values import Kind
 
 if TYPE_CHECKING:
@@ -139,22 +140,19 @@ def _counts(call: cst.Call, function: FunctionModel) -> bool:
 
 
 def _is_tried(call: cst.Call, function: FunctionModel) -> bool:
-    return any(map(_is_trial, _around(call, function.scope.node)))
+    return any(map(_is_trial, _around(call, function)))
 
 
 _MOST_ARGUMENTS: Final = 6
 """How many arguments a call has whose last one may be ``inplace``, without its name."""
 
 
-def _around(node: cst.CSTNode, within: cst.CSTNode) -> list[cst.CSTNode]:
+def _around(node: cst.CSTNode, function: FunctionModel) -> list[cst.CSTNode]:
     """Return the statements that a node lies in."""
-    parents = {id(child): each for each in walk(within) for child in children(each)}
-    found: list[cst.CSTNode] = []
-    around = parents.get(id(node))
-    while around is not None:
+    parents, found = parents_of(function), [node]
+    while (around := parents.get(id(found[-1]))) is not None:
         found.append(around)
-        around = parents.get(id(around))
-    return found
+    return found[1:]
 
 
 def _is_trial(node: cst.CSTNode) -> bool:

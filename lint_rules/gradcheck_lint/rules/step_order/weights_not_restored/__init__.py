@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from gradcheck_lint.analyses.object_uses import parents_of
 from gradcheck_lint.model.flow import Backward, Call, GradMode
 from gradcheck_lint.model.nearness import BACKWARD
 from gradcheck_lint.model.syntax import (
     assigned_pairs,
-    children,
     dotted_name,
     first_word,
     last_word,
@@ -98,9 +98,7 @@ class _Regions:
 
     def __init__(self, function: FunctionModel) -> None:
         self._function = function
-        self._parents = {
-            id(child): node for node in walk(function.scope.node) for child in children(node)
-        }
+        self._parents = parents_of(function)
         self.is_whole = not _trains(function.scope.nodes, function)
 
     def around(self, write: cst.CSTNode) -> Sequence[cst.CSTNode] | None:
