@@ -38,6 +38,7 @@ __all__ = [
     "class_handed_in",
     "expressions_given",
     "given_by_callers",
+    "is_parameter",
     "kept_by_caller",
     "lasts_at_callers",
     "models_of_step",
@@ -85,7 +86,7 @@ def _kept_in_object(function: FunctionModel, store: Store) -> bool:
 
 def class_handed_in(function: FunctionModel, name: str) -> ClassScope | None:
     """Return the class of which every caller in the file hands an object as a parameter."""
-    if not function.module.scopes.classes or not _is_parameter(function, name):
+    if not function.module.scopes.classes or not is_parameter(function, name):
         return None
     given = [_given(function, use, name) for use in _uses_of(function)]
     found = {
@@ -99,7 +100,7 @@ def class_handed_in(function: FunctionModel, name: str) -> ClassScope | None:
 
 def given_by_callers(function: FunctionModel, name: str) -> list[tuple[FunctionModel, Values]]:
     """Return what each call in the file gives a parameter, nothing for what can't be told."""
-    if not _is_parameter(function, name):
+    if not is_parameter(function, name):
         return []
     return [(use.caller, _given(function, use, name)) for use in _uses_of(function)]
 
@@ -120,7 +121,7 @@ def models_of_optimizer(function: FunctionModel, name: str) -> frozenset[int]:
 
     Every caller in the file has to make the optimizer of the parameters of that model.
     """
-    if not _is_parameter(function, name):
+    if not is_parameter(function, name):
         return NO_SITES
     found: list[frozenset[int]] = []
     for use in _uses_of(function):
@@ -147,7 +148,7 @@ def lasts_at_callers(function: FunctionModel, name: str, kind: Kind) -> bool:
 
     What other callers do is their own affair, as long as it is an object of this kind.
     """
-    if not _is_parameter(function, name):
+    if not is_parameter(function, name):
         return False
     uses = _uses_of(function)
     given = [_given(function, use, name) for use in uses]
@@ -165,7 +166,7 @@ def lasts_at_callers(function: FunctionModel, name: str, kind: Kind) -> bool:
     )
 
 
-def _is_parameter(function: FunctionModel, name: str) -> bool:
+def is_parameter(function: FunctionModel, name: str) -> bool:
     """Tell whether a name holds what a caller gives, and nothing else at any time."""
     held = function.bindings.get(name, frozenset())
     return len(held) == 1 and all(value.origin is Origin.ARGUMENT for value in held)

@@ -9,7 +9,7 @@ import libcst as cst
 from gradcheck_lint.model.syntax import walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 
 def guarded_by_question(nodes: Iterable[cst.CSTNode]) -> set[int]:
@@ -25,6 +25,13 @@ def guarded_by_handler(nodes: Iterable[cst.CSTNode]) -> set[int]:
         if type(node) is cst.Try and node.handlers
         for inner in walk(node)
     }
+
+
+def top_level(module: cst.Module) -> Iterator[cst.CSTNode]:
+    """Yield the nodes of the statements outside of functions and classes."""
+    for statement in module.body:
+        if not isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
+            yield from walk(statement)
 
 
 def _asks(node: cst.CSTNode) -> bool:

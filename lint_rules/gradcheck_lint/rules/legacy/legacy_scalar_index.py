@@ -9,9 +9,9 @@ import libcst as cst
 
 from gradcheck_lint.model.flow import Backward
 from gradcheck_lint.model.function_class import assignments
-from gradcheck_lint.model.syntax import dotted_name, integer, keyword, walk
+from gradcheck_lint.model.syntax import dotted_name, integer, keyword
 from gradcheck_lint.rules._rule import Fix, Replacement, Rule, Violation
-from gradcheck_lint.rules.legacy.guards import guarded_by_handler, guarded_by_question
+from gradcheck_lint.rules.legacy.guards import guarded_by_handler, guarded_by_question, top_level
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -31,7 +31,7 @@ class LegacyScalarIndex(Rule):
         if not function.module.mentions(b".data[0]"):
             return
         nodes: list[cst.CSTNode] = (
-            list(_top_level(function.scope.node))
+            list(top_level(function.scope.node))
             if isinstance(function.scope.node, cst.Module)
             else list(function.scope.nodes)
         )
@@ -144,10 +144,3 @@ def _reduces(node: cst.Call, function: FunctionModel) -> bool:
         and node.func.attr.value in {"mean", "sum"}
         and (not node.args)
     )
-
-
-def _top_level(module: cst.Module) -> Iterator[cst.CSTNode]:
-    """Yield the nodes of the statements outside of functions and classes."""
-    for statement in module.body:
-        if not isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
-            yield from walk(statement)

@@ -25,7 +25,7 @@ from gradcheck_lint.rules._rule import (
     Rule,
     Violation,
 )
-from gradcheck_lint.rules.legacy.guards import guarded_by_question
+from gradcheck_lint.rules.legacy.guards import guarded_by_question, top_level
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -49,7 +49,7 @@ class LegacyVolatile(Rule):
         if not isinstance(function.scope.node, cst.Module):
             nodes = list(function.scope.nodes)
         elif len(function.module.scopes.functions) > 1:
-            nodes = list(_top_level(function.scope.node))
+            nodes = list(top_level(function.scope.node))
         else:
             nodes = list(walk(function.scope.node))
         guarded = guarded_by_question(nodes) | unrecorded_by_with(nodes, scopes)
@@ -74,13 +74,6 @@ class LegacyVolatile(Rule):
                 "drop Variable and run this under `with torch.no_grad():`",
                 fix=_without_volatile(node) if trains else _under_no_grad(node, function),
             )
-
-
-def _top_level(module: cst.Module) -> Iterator[cst.CSTNode]:
-    """Yield the nodes of the statements outside of functions and classes."""
-    for statement in module.body:
-        if not isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
-            yield from walk(statement)
 
 
 def _without_volatile(node: cst.Call) -> Fix:

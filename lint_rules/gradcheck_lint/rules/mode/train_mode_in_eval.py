@@ -20,7 +20,6 @@ from gradcheck_lint.model.flow import (
 from gradcheck_lint.model.syntax import dotted_name
 from gradcheck_lint.model.values import Kind, all_are, sites
 from gradcheck_lint.rules._rule import Rule, Violation
-from gradcheck_lint.rules.mode.partial_switches import forgotten_part
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -40,16 +39,6 @@ class TrainModeInEval(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield the model of a validation that training runs and that no eval() reaches."""
         name = function.scope.name.rpartition(".")[2].lower()
-        forgotten = forgotten_part(function) if name == "train" else None
-        if forgotten is not None:
-            yield Violation(
-                function.scope.node,
-                f"this train() passes the mode on to some layers and leaves out `{forgotten}`, and "
-                "so does eval(), which calls it: batch norm and dropout in them stay in training "
-                "mode for ever",
-                Severity.WARNING,
-                "call `super().train(mode)` first, and then `eval()` of what is to stay as it is",
-            )
         if function.runs_in_engine:
             return
         if not _EVALUATES.search(name):

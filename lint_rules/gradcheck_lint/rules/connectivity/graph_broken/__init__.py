@@ -13,10 +13,6 @@ from gradcheck_lint.model.syntax import dotted_name, positional
 from gradcheck_lint.model.values import cut_of, through_all
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.connectivity.graph_broken.copied_updates import copied_updates
-from gradcheck_lint.rules.connectivity.graph_broken.cut_parameters import (
-    cut_models,
-    cut_parameters,
-)
 from gradcheck_lint.rules.connectivity.graph_broken.cut_states import cut_states
 from gradcheck_lint.rules.connectivity.graph_broken.detached_objectives import (
     detached_objectives,
@@ -124,15 +120,6 @@ class GraphBroken(Rule):
                 "of it has a graph and backward() raises nothing, but no layer gets a gradient",
                 Severity.WARNING,
                 "leave out the detach() and the requires_grad_(): what layers compute has a graph",
-            )
-        for found in (*cut_parameters(function), *cut_models(function)):
-            yield Violation(
-                found.cut,
-                f"all that is computed of `{found.name}` goes through "
-                f"`{source_of(module, found.cut)}`, which takes its graph away: it is trained, and "
-                "never gets a gradient",
-                Severity.WARNING,
-                "leave it its graph here",
             )
         for draw in drawn_values(function):
             yield Violation(

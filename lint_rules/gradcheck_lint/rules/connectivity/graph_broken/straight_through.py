@@ -18,6 +18,7 @@ from gradcheck_lint.model.syntax import (
     plain_string,
     positional,
 )
+from gradcheck_lint.rules.connectivity.graph_broken.terms import is_detach
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,8 +54,8 @@ def codebook_losses(function: FunctionModel) -> Iterator[cst.Call]:
     for node in function.scope.nodes:
         if type(node) is cst.Call and last_word(dotted_name(node.func)) in _DISTANCES:
             sides = positional(node)[:2]
-            if len(sides) == _SIDES and any(map(_is_detached, sides)):
-                others = [side for side in sides if not _is_detached(side)]
+            if len(sides) == _SIDES and any(map(is_detach, sides)):
+                others = [side for side in sides if not is_detach(side)]
                 if any(() in _paths_of(side, held, function, 0) for side in others):
                     yield node
         _bind(node, held, function, 0)
@@ -80,14 +81,6 @@ def _given_by_callers(function: FunctionModel) -> dict[str, _Paths]:
                         given[name] = given.get(name, _NOWHERE) | paths
             _bind(node, held, caller, 0)
     return given
-
-
-def _is_detached(node: cst.BaseExpression) -> bool:
-    return (
-        type(node) is cst.Call
-        and type(node.func) is cst.Attribute
-        and node.func.attr.value == "detach"
-    )
 
 
 def _bind(node: cst.CSTNode, held: dict[str, _Paths], function: FunctionModel, depth: int) -> None:
@@ -184,7 +177,7 @@ def _is_straight_through(value: cst.BaseExpression, function: FunctionModel) -> 
     if type(value) is not cst.BinaryOperation or type(value.operator) is not cst.Add:
         return False
     for plain, other in ((value.left, value.right), (value.right, value.left)):
-        if not _is_detached(other):
+        if not is_detach(other):
             continue
         assert type(other) is cst.Call
         assert type(other.func) is cst.Attribute

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
 from gradcheck_lint.analyses.object_uses import parents_of
 from gradcheck_lint.analyses.source_text import source_of
-from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import (
     assigned_once,
     dotted_name,
@@ -69,6 +69,7 @@ class StateLeftByEvaluation(Rule):
             )
 
 
+_OF_TRAINING: Final = re.compile("Loss|Penalty|Criterion|Regular")
 _MODES: Final = frozenset({"training", "is_grad_enabled", "train", "eval", "enabled"})
 
 
@@ -83,7 +84,7 @@ def _followed(
         if dotted_name(call.func) == f"{method.first_parameter}.register_buffer"
         if (given := positional(call)) and type(given[0]) is cst.SimpleString
     }
-    if not buffers or _is_of_training_alone(owner, function):
+    if not buffers or _OF_TRAINING.search(owner.name):
         return
     reached = [(None, function), *_methods_run(owner, function, buffers)]
     others = [
@@ -117,25 +118,6 @@ def _methods_run(
         if called not in {None, function.scope} and _is_always_run(call, function, buffers):
             assert called is not None
             yield call, function.module.function(called)
-
-
-def _is_of_training_alone(owner: ClassScope, function: FunctionModel) -> bool:
-    """Return whether nothing but what differentiates runs a module, as a penalty."""
-    names: set[str] = set()
-    scopes = function.module.scopes
-    for scope in scopes.functions:
-        kept = {id(value): dotted_name(target) for target, value in scope.assignments}
-        for call in scope.nodes_of(cst.Call):
-            if dotted_name(call.func) == owner.name:
-                if id(call) not in kept or scopes.derives_from(scope.owner, "torch.nn."):
-                    return False
-                names.add(last_word(kept[id(call)]))
-    running = [
-        scope
-        for scope in scopes.functions
-        if any(last_word(dotted_name(call.func)) in names for call in scope.nodes_of(cst.Call))
-    ]
-    return bool(running) and all(Part.BACKWARD in scope.parts for scope in running)
 
 
 def _is_always_run(node: cst.CSTNode, function: FunctionModel, buffers: set[str]) -> bool:

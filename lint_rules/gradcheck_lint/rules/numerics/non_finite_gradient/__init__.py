@@ -19,6 +19,7 @@ from gradcheck_lint.rules.numerics.non_finite_gradient.edge_tests import compari
 from gradcheck_lint.rules.numerics.non_finite_gradient.pairwise_distances import (
     guard_of_steps,
     is_differentiated,
+    resolved,
     roots_of_own_distances,
     roots_of_squares,
 )
@@ -52,14 +53,14 @@ class NonFiniteGradient(Rule):
             handed = positional(node)
             if len(handed) != 3:  # noqa: PLR2004
                 continue
-            test = comparison_of(_source(handed[0], bound))
+            test = comparison_of(resolved(handed[0], bound) or handed[0])
             if test is None:
                 continue
             compared = function.module.text(test.operand)
             if any(map(_is_kept_away, bound.get(compared, ()))):
                 continue
             for branch, is_taken in ((handed[1], True), (handed[2], False)):
-                source = _source(branch, bound)
+                source = resolved(branch, bound) or branch
                 found = _edge(source, compared, function) or _divided(source, compared, function)
                 if found is not None and test.drops_edge(is_taken=is_taken):
                     text = source_of(function.module, found)
@@ -120,14 +121,6 @@ def _is_kept_away(node: cst.BaseExpression) -> bool:
     if type(node.func) is cst.Attribute:
         last = node.func.attr.value
     return last.rpartition(".")[2] in _BOUNDED
-
-
-def _source(
-    node: cst.BaseExpression, bound: dict[str, list[cst.BaseExpression]]
-) -> cst.BaseExpression:
-    """Return what a name was given, if only one thing."""
-    sources = bound.get(node.value, []) if type(node) is cst.Name else []
-    return sources[0] if len(sources) == 1 else node
 
 
 _BOUNDED = frozenset(

@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 
     from gradcheck_lint.model.module import FunctionModel, ModuleModel
 
-__all__ = ["guard_of_steps", "is_differentiated", "roots_of_own_distances", "roots_of_squares"]
+__all__ = [
+    "guard_of_steps",
+    "is_differentiated",
+    "resolved",
+    "roots_of_own_distances",
+    "roots_of_squares",
+]
 
 _SQUARE: Final = 2
 
@@ -29,8 +35,8 @@ def roots_of_own_distances(function: FunctionModel) -> Iterator[tuple[cst.CSTNod
     for node in function.scope.nodes:
         if type(node) is not cst.Call and type(node) is not cst.BinaryOperation:
             continue
-        squares = _summed(_resolved(_under_root(node), bound))
-        difference = _resolved(_squared(_resolved(squares, bound)), bound)
+        squares = _summed(resolved(_under_root(node), bound))
+        difference = resolved(_squared(resolved(squares, bound)), bound)
         points = _points(difference)
         if points is not None:
             yield node, points
@@ -42,7 +48,7 @@ def roots_of_squares(function: FunctionModel) -> Iterator[cst.CSTNode]:
     for node in function.scope.nodes:
         if type(node) is not cst.Call and type(node) is not cst.BinaryOperation:
             continue
-        under = _resolved(_under_root(node), bound)
+        under = resolved(_under_root(node), bound)
         if under is None or _is_cut(under):
             continue
         if _method(under)[0] == "var" or _is_sum_of_squares(under, bound):
@@ -54,16 +60,16 @@ def _is_sum_of_squares(
 ) -> bool:
     """Return whether squares are summed up here: by ``sum()``, by ``+`` or a matrix product."""
     if type(node) is cst.BinaryOperation and type(node.operator) is cst.Add:
-        sides = (_resolved(side, bound) for side in (node.left, node.right))
+        sides = (resolved(side, bound) for side in (node.left, node.right))
         return all(
             side is not None and (_is_square(side) or _is_sum_of_squares(side, bound))
             for side in sides
         )
     weighted = _weighted(node)
     if weighted:
-        sides = (_resolved(side, bound) for side in weighted)
+        sides = (resolved(side, bound) for side in weighted)
         return any(side is not None and _is_sum_of_squares(side, bound) for side in sides)
-    squares = _resolved(_summed(node), bound)
+    squares = resolved(_summed(node), bound)
     return squares is not None and _is_square(squares)
 
 
@@ -145,7 +151,7 @@ def _leaves_out(node: cst.If) -> bool:
     )
 
 
-def _resolved(
+def resolved(
     node: cst.BaseExpression | None, bound: dict[str, list[cst.BaseExpression]]
 ) -> cst.BaseExpression | None:
     """Return what a name was given, if only one thing."""

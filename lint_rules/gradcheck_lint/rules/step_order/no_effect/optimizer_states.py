@@ -27,11 +27,7 @@ __all__ = ["LostState", "lost_states"]
 
 
 class LostState(NamedTuple):
-    """An entry of an optimizer's state, and what is wrong with it.
-
-    ``how`` is "never-stored" for one that is looked up alone, "never-updated" for zeros that stay
-    zeros, and "reset" for zeros that are put there again in each step.
-    """
+    """An entry of an optimizer's state: "never-stored", "never-updated", or "reset" each time."""
 
     key: str
     how: str

@@ -37,18 +37,10 @@ def overwritten_outputs(function: FunctionModel) -> Iterator[tuple[cst.CSTNode, 
             if (
                 name is not None
                 and names.count(name) == 1
-                and name not in turning
-                and _is_read_elsewhere(name, function, inside)
+                and name not in turning | {"_"}
                 and any(_runs_one_of(node, turning) for node in walk(made.value))
             ):
                 yield made, name
-
-
-def _is_read_elsewhere(name: str, function: FunctionModel, inside: list[cst.CSTNode]) -> bool:
-    own = {id(node) for node in inside}
-    return any(
-        node.value == name and id(node) not in own for node in function.scope.nodes_of(cst.Name)
-    )
 
 
 def _runs_one_of(node: cst.CSTNode, turning: frozenset[str]) -> bool:

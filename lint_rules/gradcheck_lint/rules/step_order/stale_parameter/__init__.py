@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from gradcheck_lint.analyses.callers import is_parameter
 from gradcheck_lint.analyses.made_in_forward import renewed_parameters
 from gradcheck_lint.model.flow import Step
 from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, last_word, walk
-from gradcheck_lint.model.values import Kind, Origin, all_are, held_by, sites
+from gradcheck_lint.model.values import Kind, all_are, held_by, sites
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.step_order.stale_parameter.replaced_model import (
     new_models,
@@ -147,7 +148,7 @@ def _calls_maker(scope: FunctionScope, owner: ClassScope, optimizer: str) -> boo
 
 def _handed_in(function: FunctionModel, model: str) -> tuple[cst.CSTNode, str] | None:
     """Return what is done with an optimizer that a caller hands in together with the model."""
-    if not _is_argument(function, model):
+    if not is_parameter(function, model):
         return None
     uses = {
         dotted_name(node.func.value) or "": node
@@ -158,15 +159,9 @@ def _handed_in(function: FunctionModel, model: str) -> tuple[cst.CSTNode, str] |
     if len(others) != 1:
         return None
     ((name, node),) = others.items()
-    if _OPTIMIZER.fullmatch(name) is None or not _is_argument(function, name):
+    if _OPTIMIZER.fullmatch(name) is None or not is_parameter(function, name):
         return None
     return node, f"`{name}` still has the old parameters"
 
 
 _OPTIMIZER: Final = re.compile(r"opt|optim|optimizer")
-
-
-def _is_argument(function: FunctionModel, name: str) -> bool:
-    """Tell whether a name holds what a caller gives, and nothing else at any time."""
-    held = function.bindings.get(name, frozenset())
-    return len(held) == 1 and all(value.origin is Origin.ARGUMENT for value in held)
