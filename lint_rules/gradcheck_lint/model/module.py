@@ -14,6 +14,7 @@ from gradcheck_lint.model.callers import given_by_callers
 from gradcheck_lint.model.expressions import read
 from gradcheck_lint.model.flow import Block, Call, Event, GradMode, Loop, Return
 from gradcheck_lint.model.grad_mode import initial_mode
+from gradcheck_lint.model.knowledge import SAME_MODULE_METHODS
 from gradcheck_lint.model.nearness import CUTS, Nearness
 from gradcheck_lint.model.reading import Reading
 from gradcheck_lint.model.returning import returned_by, returns_plainly, without_forwards
@@ -437,13 +438,17 @@ class ModuleModel:
         )
         if owner is not None:
             _bind_self(reading, owner)
-        found = NOTHING
+        found, is_moved = NOTHING, False
         for source, method in sources:
-            if source is not None:
+            if _moves_itself(source, attribute, method):
+                is_moved = True
+            elif source is not None:
                 values = self._local_of(method, source) or read(reading, source)
                 if any(value.kind is Kind.UNKNOWN for value in values):
                     return NOTHING
                 found = join(found, values)
+        if is_moved and not all_are(found, Kind.MODULE, Kind.INSTANCE):
+            return NOTHING
         if self.may_freeze and any(value.kind in {Kind.LEAF, Kind.LEAF_VIEW} for value in found):
             return NOTHING
         return frozenset(replace(value, loops=()) for value in found)
@@ -707,6 +712,19 @@ def _begins_word(match: re.Match[bytes]) -> bool:
     """Tell whether a match is no end of a longer word: a pattern that begins so is slow."""
     before = match.string[match.start() - 1 : match.start()]
     return _WORD.fullmatch(before) is None
+
+
+def _moves_itself(
+    source: cst.BaseExpression | None, attribute: str, method: FunctionScope | None
+) -> bool:
+    """Tell whether an attribute gets itself, as a module does: ``self.net = self.net.cuda()``."""
+    func = source.func if type(source) is cst.Call else None
+    return (
+        method is not None
+        and type(func) is cst.Attribute
+        and func.attr.value in SAME_MODULE_METHODS
+        and dotted_name(func.value) == f"{method.first_parameter}.{attribute}"
+    )
 
 
 def _is_on_super(node: cst.CSTNode) -> bool:
