@@ -5,6 +5,10 @@ commit, with a verdict and its reason. With a folder that has the repositories a
 the linter runs again and every finding that nobody has judged, or that is gone, is named:
 
     python -m benchmarks.lint_precision [FOLDER] [--write docs/lint-precision.md]
+
+``first_contact`` in the same file is how the linter judged repositories that nobody had run it on,
+before anything was mended because of them: all findings above a note, never made again. What is
+true and may be meant is a matter of taste, and counts for neither side.
 """
 
 from __future__ import annotations
@@ -76,14 +80,54 @@ def page(data: Judged) -> str:
         "| finding | rule | | verdict | why |",
         "|---|---|---|---|---|",
         *map(_row, data["findings"]),
+        *(line for contact in data["first_contact"] for line in _first_contact(contact)),
     ]
     return "\n".join(lines) + "\n"
 
 
 def _row(one: Judged) -> str:
     place = f"{one['repository']} {one['path']}:{one['line']}"
-    verdict = "right" if one["right"] else "wrong"
+    verdict = _VERDICTS[one["right"]]
     return f"| {place} | {one['code']} | {one['severity']} | {verdict} | {one['reason']} |"
+
+
+_VERDICTS = {True: "right", False: "wrong", None: "taste"}
+
+
+def _first_contact(contact: Judged) -> list[str]:
+    """Write what the linter said of repositories that it had never seen."""
+    return [
+        "",
+        f"## First contact with {len(contact['commits'])} repositories, {contact['date']}",
+        "",
+        f"By the linter of commit `{contact['linter'][:12]}`, on {contact['files']:,} Python files "
+        "and notebooks of",
+        "repositories that were in no list of ours. What was wrong was mended afterwards, by",
+        "mechanism; what the linter says now of the same lines proves less. What is true and may",
+        "well be meant is a matter of taste.",
+        "",
+        "|  | right | wrong | taste | said now |",
+        "|---|---|---|---|---|",
+        *(_counts(severity, contact["findings"]) for severity in GOALS),
+        "",
+        "| repository | commit |",
+        "|---|---|",
+        *(f"| {name} | `{commit[:12]}` |" for name, commit in contact["commits"].items()),
+        "",
+        "| finding | rule | | verdict | why |",
+        "|---|---|---|---|---|",
+        *map(_row, contact["findings"]),
+    ]
+
+
+def _counts(severity: str, findings: Sequence[Judged]) -> str:
+    """Write how many findings of one severity are right, and how many of the wrong ones stay."""
+    known = [one for one in findings if one["severity"] == severity]
+    verdicts = Counter(_VERDICTS[one["right"]] for one in known)
+    numbers = " | ".join(str(verdicts[verdict]) for verdict in _VERDICTS.values())
+    stay = [one for one in known if one["stays"]]
+    wrong = sum(one["right"] is False for one in stay)
+    return f"| {severity}s | {numbers} | {len(stay)}, {wrong} wrong |"
 
 
 def compare(folder: Path, data: Judged) -> list[str]:

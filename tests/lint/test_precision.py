@@ -31,3 +31,19 @@ def test_what_is_new_and_what_is_gone_is_named(tmp_path):
     gone = {"repository": "a/b", "path": "y.py", "line": 1, "code": "GCS101", "severity": "error"}
     told = compare(tmp_path, {"commits": {"a/b": "0"}, "findings": [gone]})
     assert [line.partition(":")[0] for line in told] == ["not judged", "gone"]
+
+
+def test_every_judgement_at_first_contact_has_a_reason_and_a_commit():
+    for contact in judged()["first_contact"]:
+        assert len(contact["linter"]) == len("d" * 40)
+        for one in contact["findings"]:
+            assert one["reason"] and one["repository"] in contact["commits"]
+            assert one["right"] in {True, False, None}
+
+
+def test_first_contact_is_counted_by_verdict():
+    (contact,) = judged()["first_contact"]
+    kept = [{**one, "right": None, "stays": False} for one in contact["findings"]]
+    lines = page({**judged(), "first_contact": [{**contact, "findings": kept}]}).splitlines()
+    errors = sum(one["severity"] == "error" for one in kept)
+    assert f"| errors | 0 | 0 | {errors} | 0, 0 wrong |" in lines
