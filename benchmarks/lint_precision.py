@@ -100,8 +100,7 @@ def _first_contact(contact: Judged) -> list[str]:
         "",
         f"## First contact with {len(contact['commits'])} repositories, {contact['date']}",
         "",
-        f"By the linter of commit `{contact['linter'][:12]}`, on {contact['files']:,} Python files "
-        "and notebooks of",
+        f"By the linter of commit `{contact['linter'][:12]}`, on {contact['files']:,} files of",
         "repositories that were in no list of ours. What was wrong was mended afterwards, by",
         "mechanism; what the linter says now of the same lines proves less. What is true and may",
         "well be meant is a matter of taste.",

@@ -37,7 +37,8 @@ def test_every_judgement_at_first_contact_has_a_reason_and_a_commit():
     for contact in judged()["first_contact"]:
         assert len(contact["linter"]) == len("d" * 40)
         for one in contact["findings"]:
-            assert one["reason"] and one["repository"] in contact["commits"]
+            assert one["reason"]
+            assert one["repository"] in contact["commits"]
             assert one["right"] in {True, False, None}
 
 
