@@ -22,10 +22,11 @@ from gradcheck_suite.errors import UsageError
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from gradcheck_lint.config import Settings, SettingsFinder
     from gradcheck_lint.runner import Options, Run, SettingsFor
+    from gradcheck_suite.findings import Finding
 
 _STDIN = "-"
 
@@ -122,7 +123,28 @@ def _tell(run: Run, arguments: argparse.Namespace, *, on_stdin: bool) -> None:
     if run.fixed and not arguments.quiet:
         would = "would be fixed" if arguments.diff else "fixed"
         say(f"{_plural(len(run.fixed), 'mistake')} {would} in {_plural(len(run.changes), 'file')}")
+    if (arguments.fix or arguments.diff) and not arguments.quiet:
+        _tell_of_what_stays(run.report.findings, unsafe_are_made=arguments.unsafe_fixes)
     _tell_failures(run)
+
+
+def _tell_of_what_stays(findings: Iterable[Finding], *, unsafe_are_made: bool) -> None:
+    """Say of what is left whether a fix would mend it."""
+    left = [each for each in findings if not each.code.startswith(_ABOUT_US)]
+    unsafe = [each for each in left if "fix" in each.evidence and not each.fixable]
+    if unsafe and not unsafe_are_made:
+        say(f"{_plural(len(unsafe), 'mistake')} can be fixed with --unsafe-fixes: read its diff")
+    by_hand = [each for each in left if "fix" not in each.evidence]
+    if by_hand:
+        codes = " ".join(sorted({each.code for each in by_hand}))
+        say(
+            f"no fix for {_plural(len(by_hand), 'mistake')}, which a person has to mend: "
+            f"gradcheck-suite explain {codes}"
+        )
+
+
+_ABOUT_US = "GCS0"
+"""How the codes begin of what is no mistake in the code: a file that can't be read, say."""
 
 
 def _tell_failures(run: Run) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gradcheck_lint.edits import Fix
     from gradcheck_lint.inspection import Inspected, Inspection
     from gradcheck_lint.model.module import FunctionModel, ModuleModel
+    from gradcheck_lint.model.scopes import FunctionScope
     from gradcheck_lint.positions import Positions
     from gradcheck_lint.project.linking import Unit
     from gradcheck_lint.rules._rule import Rule, Violation
@@ -243,11 +244,25 @@ def _found(
             own = linked.anchored(violation, function)
             if own is not None:
                 found.append((rule, function, own))
+        found = [(rule, _home(each, own.node), own) for rule, each, own in _told_once(found)]
         model.release()
-        found = _told_once(found)
     except Exception as error:  # noqa: BLE001 - a bug of ours may raise anything
         _note(failures, error, *rules)
     return found
+
+
+def _home(function: FunctionModel, node: cst.CSTNode) -> FunctionModel:
+    """Return the function that a node stands in, which a rule may have reached from another."""
+    own = function.scope
+    if own.node is node or _is_in(node, own):
+        return function
+    others = (each for each in function.module.scopes.functions if not each.linked)
+    home = next((each for each in others if each.node is node or _is_in(node, each)), None)
+    return function if home is None else function.module.function(home)
+
+
+def _is_in(node: cst.CSTNode, scope: FunctionScope) -> bool:
+    return any(inner is node for inner in scope.nodes_with_lambdas)
 
 
 def _told_once(found: Sequence[_Found]) -> list[_Found]:

@@ -159,3 +159,50 @@ def test_second_run_is_the_same_from_the_cache(tmp_path, buggy):
     ]
     assert runs[0].stdout == runs[1].stdout
     assert list((tmp_path / "c").rglob("*.json"))
+
+
+_BY_HAND = """\
+import torch
+
+
+def train(model, optimizer, batches):
+    kept = 0
+    for batch in batches:
+        loss = model(batch).sum()
+        loss.backward()
+        optimizer.step()
+        kept += loss
+    return kept
+"""
+
+
+@pytest.mark.parametrize("option", ["--fix", "--diff"])
+def test_what_no_fix_mends_is_told(command, tmp_path, option):
+    (tmp_path / "loop.py").write_text(_BY_HAND)
+    told = "no fix for 1 mistake, which a person has to mend: gradcheck-suite explain GCS301"
+    assert told in command(option).stderr
+    assert "no fix" not in command(option, "-q").stderr
+    assert "no fix" not in command().stderr
+
+
+def test_of_a_file_that_is_fixed_nothing_else_is_told(command, spare):
+    assert spare.is_file()
+    assert command("--fix").stderr == "gradcheck-lint: 1 mistake fixed in 1 file\n"
+
+
+_UNSAFE = """\
+import torch
+from torch.autograd import Variable
+
+
+def train(x):
+    return Variable(  # as it came
+        torch.as_tensor(x)
+    )
+"""
+
+
+def test_what_only_unsafe_fixes_mend_is_told(command, tmp_path):
+    (tmp_path / "loop.py").write_text(_UNSAFE)
+    assert "1 mistake can be fixed with --unsafe-fixes" in command("--diff").stderr
+    assert "--unsafe-fixes" not in command("--diff", "--unsafe-fixes").stderr

@@ -110,6 +110,31 @@ def test_invalid_fixture_has_a_word_without_which_nothing_is_looked_for(rule, fi
     assert concerns(fixture.source.encode())
 
 
+def test_findings_name_the_function_that_their_line_is_in(lint):
+    """Which is not the one that shows what is wrong with it."""
+    found = lint(
+        """
+        import torch
+
+        class Trainer:
+            def validate(self, model):
+                model.eval()
+
+            def fit(self, model, optimizer, loader):
+                model.train()
+                for epoch in range(3):
+                    for x in loader:
+                        optimizer.zero_grad()
+                        model(x).mean().backward()
+                        optimizer.step()
+                    self.validate(model)
+        """
+    )
+    (finding,) = (each for each in found if each.code == "GCS702")
+    assert finding.location.line == 5
+    assert finding.location.function == "Trainer.validate"
+
+
 def test_findings_name_where_why_and_what_next(lint):
     (finding,) = lint(
         """
