@@ -103,12 +103,26 @@ def _run(name: str, options: Sequence[str]) -> dict[str, Any]:
 def page(kept: dict[str, Any]) -> str:
     """Write the page of figures that were kept, as benchmarks by name."""
     machines = dict.fromkeys(figures["machine"] for figures in kept.values())
+    versions = dict.fromkeys(
+        f"{name} {version}"
+        for figures in kept.values()
+        for name, version in figures.get("versions", {}).items()
+    )
     sections = [
         as_markdown(benchmark)
         for figures in kept.values()
         for benchmark in from_json(json.dumps(figures))
     ]
-    return "\n\n".join([_HEAD.format(machine="; ".join(machines)), *sections]) + "\n"
+    return (
+        "\n\n".join(
+            [_HEAD.format(machine="; ".join(machines), versions=_listed(list(versions))), *sections]
+        )
+        + "\n"
+    )
+
+
+def _listed(versions: list[str]) -> str:
+    return f", with {', '.join(versions)}" if versions else ""
 
 
 _HEAD = """\
@@ -118,7 +132,7 @@ Written by `make bench`, or by `python -m benchmarks NAME...` for a few; never e
 checks, audits, graphs and the linter cost and find, beside other tools where they do the same.
 Every time is a median over interleaved bursts in one process, and every ratio is to the first row
 of its table, measured in the same round; the quartiles show how noisy the machine was. Read the
-ratios: the times are of one small machine ({machine})."""
+ratios: the times are of one small machine ({machine}{versions})."""
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich.box import MARKDOWN
@@ -172,9 +174,30 @@ def machine() -> str:
     return f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
 
 
+def versions() -> dict[str, str]:
+    """Return the versions of what figures are compared with, as far as it is installed."""
+    found = {}
+    for name in _COMPARED:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+_COMPARED = (
+    *("torch", "pytest", "libcst"),
+    *("flake8", "torchfix", "ruff", "dslinter", "torch-preflight", "pytest-torch"),
+)
+"""Distributions that tables name beside ours, or that what they measure runs on."""
+
+
 def as_json(results: Sequence[Result]) -> str:
     """Write benchmarks as a JSON document that ``from_json`` reads."""
-    return json.dumps({"machine": machine(), "benchmarks": [asdict(r) for r in results]}, indent=2)
+    document = {
+        "machine": machine(),
+        "versions": versions(),
+        "benchmarks": [asdict(result) for result in results],
+    }
+    return json.dumps(document, indent=2)
 
 
 def from_json(text: str) -> tuple[Result, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -12,9 +13,12 @@ from typing import TYPE_CHECKING
 from gradcheck_suite._runtime.exit_codes import CLEAN
 from gradcheck_suite.commands._shared import Subparsers, add_report_options, emit
 from gradcheck_suite.reporting import OutputFormat, write_report
+from gradcheck_suite.reporting.paths import display_path
 from gradcheck_suite.reporting.silencing import split_names
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from gradcheck_suite.auditing.distributed.rank_reports import RankReports
     from gradcheck_suite.auditing.script import ScriptOutcome
     from gradcheck_suite.findings import Report
@@ -128,6 +132,7 @@ def run(arguments: argparse.Namespace) -> int:
     from gradcheck_suite.auditing.script import audit_script  # noqa: PLC0415 - needs torch
 
     _note_misplaced(arguments)
+    _note_unread_tables()
     process = os.getpid()
 
     def report(outcome: ScriptOutcome) -> int:
@@ -235,6 +240,32 @@ def _note_misplaced(arguments: argparse.Namespace) -> None:
             f"one for the audit stands before it: gradcheck-suite audit {option} ... {module}"
             f"{arguments.target}\n"
         )
+
+
+_TABLE = re.compile(
+    r"""^[ \t]*\[\[?\s*tool\.["']?gradcheck-suite["']?\.["']?([\w-]+)""", re.MULTILINE
+)
+
+
+def _note_unread_tables() -> None:
+    """Say of a table in pyproject.toml that may be meant for the audit that nobody reads it."""
+    try:
+        here = Path.cwd()
+        file = next(each for each in _configurations(here) if each.is_file())
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError, StopIteration):
+        return
+    for name in sorted({match[1] for match in _TABLE.finditer(text)} - {"lint", "pytest"}):
+        with suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(
+                f"gradcheck-suite: note: nothing reads [tool.gradcheck-suite.{name}] in "
+                f"{display_path(str(file))}: the audit has its options from the command line (see "
+                "gradcheck-suite audit --help), and the tables are lint and pytest\n"
+            )
+
+
+def _configurations(folder: Path) -> Iterator[Path]:
+    return (each / "pyproject.toml" for each in (folder, *folder.parents))
 
 
 def _write_so_far(report: Report, arguments: argparse.Namespace) -> None:

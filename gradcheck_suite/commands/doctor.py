@@ -64,11 +64,13 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         UsageError: there is no such part.
     """
+    from gradcheck_suite.reporting.progress import progress  # noqa: PLC0415 - on demand
     from gradcheck_suite.reporting.text import encodable  # noqa: PLC0415 - on demand
     from gradcheck_suite.setup.installation import examine  # noqa: PLC0415 - on demand
 
     _refuse_unknown(arguments.parts)
-    found = examine(Path.cwd(), frozenset(arguments.parts))
+    with progress("Trying what works here"):
+        found = examine(Path.cwd(), frozenset(arguments.parts))
     text = _json(found) if arguments.output_format == "json" else _text(found)
     with writing_output():
         sys.stdout.write(encodable(text, sys.stdout.encoding))

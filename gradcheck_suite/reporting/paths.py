@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ntpath
 import os
+import sys
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -17,16 +18,32 @@ def display_path(path: str) -> str:
     """Return ``path`` relative to the working directory where it lies below it.
 
     Separators are slashes on every system. A path elsewhere stays as it was given, and so does
-    the name of something that is no file, such as ``<stdin>`` or an IPython cell.
+    the name of something that is no file, such as ``<stdin>``. A cell that was run in a notebook
+    has the name that stands beside it there, ``In[3]``.
 
     >>> display_path("<stdin>")
     '<stdin>'
     """
+    cell = _cell_of(path)
+    if cell is not None:
+        return cell
     try:
         directory = os.getcwd()  # noqa: PTH109 - a str is wanted, and this is called very often
     except OSError:
         return path
     return _display_path(path, directory)
+
+
+def _cell_of(path: str) -> str | None:
+    """Return what IPython calls a cell, whose source it compiles as a file of no use to anybody."""
+    if "IPython" not in sys.modules:
+        return None
+    shell: Any = getattr(sys.modules["IPython"], "get_ipython", lambda: None)()
+    try:
+        label, name = shell.compile.format_code_name(path)
+    except (AttributeError, TypeError, ValueError):  # none runs, an older one, or it is no cell
+        return None
+    return str(name) if label == "Cell" else None
 
 
 def is_pseudo_path(path: str) -> bool:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -76,7 +77,9 @@ def examine(folder: Path, asked: frozenset[str] = frozenset()) -> Installation:
     """Try every part, or those that are ``asked`` for alone."""
     trial = try_run_time() if not asked or "run-time" in asked else {}
     checks = [
-        check(folder, part, trial) for part, check in _CHECKS.items() if not asked or part in asked
+        (check if part in asked else _WITHOUT_IMPORT.get(part, check))(folder, part, trial)
+        for part, check in _CHECKS.items()
+        if not asked or part in asked
     ]
     return Installation(
         versions=tuple(_versions(trial)),
@@ -246,8 +249,11 @@ def _pre_commit(folder: Path, part: str, _trial: Mapping[str, Any]) -> Check:
     return Check(part, "works", "git runs gradcheck-lint before each commit")
 
 
-def _extra(name: str) -> Callable[[Path, str, Mapping[str, Any]], Check]:
-    """Return the check of an extra: that its distribution is there, new enough, and imports."""
+def _extra(name: str, *, imports: bool = True) -> Callable[[Path, str, Mapping[str, Any]], Check]:
+    """Return the check of an extra: that its distribution is there, new enough, and imports.
+
+    Where it ``imports`` nothing, that there is such a module has to do.
+    """
 
     def check(_folder: Path, part: str, _trial: Mapping[str, Any]) -> Check:
         for requirement in _requirements().get(name, ()):
@@ -257,11 +263,16 @@ def _extra(name: str) -> Callable[[Path, str, Mapping[str, Any]], Check]:
             if _numbers(found) < _numbers(requirement.least):
                 message = f"{requirement.name} {found} is older than {requirement.least}"
                 return Check(part, "fails", message, _install(name))
+            module = _MODULES.get(requirement.name, requirement.name.replace("-", "_"))
             try:
-                import_module(_MODULES.get(requirement.name, requirement.name.replace("-", "_")))
+                if imports:
+                    import_module(module)
+                elif find_spec(module.partition(".")[0]) is None:
+                    return Check(part, "fails", f"there is no module {module}", _install(name))
             except Exception as error:  # noqa: BLE001 - it is what doctor is asked for
                 return Check(part, "fails", _told(error), _install(name))
-        return Check(part, "works", _EXTRAS[name])
+        tried = "" if imports else f" by what is installed; `doctor {part}` also imports it"
+        return Check(part, "works", f"{_EXTRAS[name]}{tried}")
 
     return check
 
@@ -363,3 +374,8 @@ _CHECKS: Final[Mapping[str, Callable[[Path, str, Mapping[str, Any]], Check]]] = 
     **{name: _extra(name) for name in _EXTRAS},
 }
 PARTS: Final = tuple(_CHECKS)
+_WITHOUT_IMPORT: Final = {
+    name: _extra(name, imports=False)
+    for name in ("lightning", "transformers", "accelerate", "ignite")
+}
+"""Frameworks, each of which takes longer to import than all else here: who wants that names it."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.setup.repository import Repository
     from gradcheck_suite.setup.training import Training
 
-__all__ = ["PARTS", "Change", "Plan", "Remark", "Service", "plan_changes"]
+__all__ = ["FROM_REPOSITORY", "PARTS", "Change", "Plan", "Remark", "Service", "plan_changes"]
 
 Service: TypeAlias = Literal["github", "gitlab"]
 
@@ -135,12 +135,13 @@ class _Planner:
 
 _HOOK: Final = "gradcheck-lint"
 _PRE_COMMIT: Final = ".pre-commit-config.yaml"
-_FROM_REPOSITORY: Final = f"""\
+FROM_REPOSITORY: Final = f"""\
 - repo: {REPOSITORY}
   rev: v{__version__}
   hooks:
     - id: {_HOOK}
 """
+"""The hook as the README has it, too."""
 _FROM_ENVIRONMENT: Final = f"""\
 - repo: local
   hooks:
@@ -154,7 +155,7 @@ _FROM_ENVIRONMENT: Final = f"""\
 
 
 def _plan_hook(planner: _Planner) -> None:
-    item = _FROM_ENVIRONMENT if "/OWNER/" in REPOSITORY else _FROM_REPOSITORY
+    item = _FROM_ENVIRONMENT if "/OWNER/" in REPOSITORY else FROM_REPOSITORY
     before = planner.contents(_PRE_COMMIT)
     if before is None or not before.strip():
         text = "repos:\n" + "".join(f"  {line}\n" for line in item.splitlines())

@@ -21,7 +21,7 @@ from gradcheck_suite.verification.numerics.compute_precision import (
 )
 from gradcheck_suite.verification.numerics.precision import precision_of
 from gradcheck_suite.verification.options import CheckOptions, DTypeOption, chosen_variations
-from gradcheck_suite.verification.progress import Deadline, report_progress
+from gradcheck_suite.verification.progress import Deadline, report_progress, shown
 from gradcheck_suite.verification.report import ReportBuilder
 from gradcheck_suite.verification.reproduction.script import FailingCheck
 from gradcheck_suite.verification.stage import CheckState, Stage
@@ -152,7 +152,8 @@ def check_gradients(
         max_memory=max_memory,
         localize_by="gs.localize(model, inputs)",
     )
-    return check_with(fn_or_module, inputs, kwargs, options)
+    with shown("Checking gradients"):
+        return check_with(fn_or_module, inputs, kwargs, options)
 
 
 def check_with(

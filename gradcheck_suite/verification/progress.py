@@ -13,12 +13,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gradcheck_suite.reporting.progress import progress
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from gradcheck_suite.findings import Report
 
-__all__ = ["Deadline", "Watcher", "report_progress", "watched_by"]
+__all__ = ["Deadline", "Watcher", "report_progress", "shown", "watched_by"]
 
 
 class Watcher:
@@ -57,6 +59,16 @@ def watched_by(watcher: Watcher | None) -> Iterator[None]:
         yield
     finally:
         _watcher.reset(token)
+
+
+@contextmanager
+def shown(what: str) -> Iterator[None]:
+    """Show on a terminal how far the check of this block is, unless somebody watches already."""
+    if _watcher.get() is not None:
+        yield
+        return
+    with progress(what) as bar, watched_by(Watcher(lambda at: bar.describe(f"{what}: {at}"))):
+        yield
 
 
 def report_progress(doing: str, report: Callable[[], Report] | None = None) -> None:

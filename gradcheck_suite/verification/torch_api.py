@@ -22,6 +22,7 @@ from gradcheck_suite.errors import UsageError
 from gradcheck_suite.severity import Severity
 from gradcheck_suite.verification.check import check_with
 from gradcheck_suite.verification.options import CheckOptions
+from gradcheck_suite.verification.progress import shown
 from gradcheck_suite.verification.target.random_state import preserved_randomness
 
 if TYPE_CHECKING:
@@ -321,7 +322,7 @@ def _torchs_words(check: _Check) -> str:
 def _report_of(check: _Check) -> Report | None:
     """Check by ourselves; None where that can't be done."""
     try:
-        with preserved_randomness():
+        with preserved_randomness(), shown("Checking gradients"):
             return check_with(check.func, check.inputs, None, _OURS)
     except Exception:  # noqa: BLE001 - torch has run it, and decides where we can't
         return None

@@ -137,6 +137,18 @@ def test_an_option_of_ours_after_the_script_is_told_of_and_goes_to_the_script(au
     )
 
 
+def test_a_table_that_nobody_reads_is_told_of(audit, tmp_path):
+    settings = "[tool.gradcheck-suite.audit]\nmax_steps = 3\n[tool.gradcheck-suite.lint]\n"
+    (tmp_path / "pyproject.toml").write_text(settings, encoding="utf-8")
+    assert audit("print('ran')").stderr == (
+        "gradcheck-suite: note: nothing reads [tool.gradcheck-suite.audit] in pyproject.toml: the "
+        "audit has its options from the command line (see gradcheck-suite audit --help), and the "
+        "tables are lint and pytest\n"
+    )
+    (tmp_path / "pyproject.toml").write_text(settings.partition("\n[")[2], encoding="utf-8")
+    assert audit("print('ran')").stderr == ""
+
+
 @pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("source", "arguments"),

@@ -14,6 +14,7 @@ from hatchling.metadata.core import ProjectMetadata
 from hatchling.plugin.manager import PluginManager
 
 from gradcheck_suite._addresses import DOCUMENTATION, REPOSITORY
+from gradcheck_suite.setup.plan import FROM_REPOSITORY
 from tests import warm_python
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +93,8 @@ def test_the_hook_is_one_of_ours():
     ours = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))
     assert {hook["id"] for hook in entry["hooks"]} <= {hook["id"] for hook in ours}
     assert entry["repo"] == REPOSITORY
+    # What `init` writes is the same, once the address is a real one.
+    assert block.strip() == FROM_REPOSITORY.strip()
 
 
 def test_the_first_commands_are_there():

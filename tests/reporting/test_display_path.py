@@ -5,6 +5,7 @@ import os
 import posixpath
 import subprocess
 import sys
+import types
 
 import pytest
 from hypothesis import given
@@ -109,3 +110,22 @@ def test_a_working_directory_that_is_gone(tmp_path):
         [sys.executable, "-c", program, str(gone)], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["/elsewhere/train.py", "train.py"]
+
+
+def test_a_cell_has_the_name_that_stands_beside_it(monkeypatch):
+    class Compiler:
+        def format_code_name(self, name):
+            return ("Cell", "In[3]") if "ipykernel" in name else None
+
+    shell = types.SimpleNamespace(compile=Compiler())
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    cell = "/tmp/ipykernel_12/3405.py"
+    assert display_path(cell) == "In[3]"
+    assert display_path("sub/train.py") == "sub/train.py"
+    for without in (None, types.SimpleNamespace()):
+        monkeypatch.setitem(
+            sys.modules,
+            "IPython",
+            types.SimpleNamespace(get_ipython=lambda without=without: without),
+        )
+        assert display_path(cell) == cell

@@ -207,3 +207,31 @@ def test_no_thread_outlives_the_work(monkeypatch):
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.active_count() == before
+
+
+SLOW = """
+import torch
+import gradcheck_suite as gs
+
+def slow(x):
+    time.sleep(0.2)
+    return x.sin()
+
+{call}
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("gs.check_gradients(slow, torch.ones(2, requires_grad=True))", "Checking gradients"),
+        ("gs.localize(slow, torch.ones(2, requires_grad=True))", "Localizing"),
+    ],
+)
+def test_a_check_that_is_called_shows_how_far_it_is(call, words):
+    out, shown, status = run_on_terminal(SLOW.format(call=call))
+    assert (status, out) == (0, "True\n")
+    assert words in shown
+    assert shown.count(HIDE_CURSOR) == shown.count(SHOW_CURSOR) == 1
+    _, shown, _ = run_on_terminal(SLOW.format(call=call), CI="true")
+    assert not shown

@@ -131,7 +131,7 @@ def test_the_hook_runs_and_finds_the_mistake(project, ask):
 
 @pytest.mark.parametrize("address", ["https://github.com/someone/gradcheck-suite"])
 def test_a_published_repository_is_named_with_its_version(monkeypatch, address):
-    item = plan._FROM_REPOSITORY.replace(plan.REPOSITORY, address)
+    item = plan.FROM_REPOSITORY.replace(plan.REPOSITORY, address)
     (source,) = yaml.safe_load(item)
     assert source["repo"] == address
     assert source["rev"] == f"v{plan.__version__}"

@@ -244,6 +244,22 @@ def test_a_framework_is_too_old_or_absent(project, monkeypatch, part):
     assert the_check(part, project).status == "absent"
 
 
+def test_a_framework_is_imported_for_who_names_it(project, monkeypatch):
+    monkeypatch.setattr(installation, "try_run_time", lambda: dict(WELL))
+    imported = []
+    monkeypatch.setattr(installation, "_version_of", lambda _: "99.0")
+    monkeypatch.setattr(installation, "import_module", imported.append)
+    monkeypatch.setattr(installation, "find_spec", lambda name: name != "transformers" or None)
+    checks = {check.part: check for check in examine(project).checks}
+    assert not {"lightning", "ignite.engine", "accelerate"} & set(imported)
+    assert "`doctor lightning` also imports it" in checks["lightning"].message
+    assert checks["lightning"].status == checks["ignite"].status == "works"
+    assert checks["transformers"].status == "fails"
+    check = the_check("lightning", project)
+    assert (check.status, imported[-1:]) == ("works", ["lightning"])
+    assert "also imports" not in check.message
+
+
 def test_what_was_not_set_up_fails_only_who_asked_for_it(project, monkeypatch):
     monkeypatch.setattr(installation, "_version_of", lambda _: None)
     monkeypatch.setattr(installation, "try_run_time", lambda: dict(WELL))

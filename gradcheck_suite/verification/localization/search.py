@@ -23,7 +23,7 @@ from gradcheck_suite.findings import JSON, Finding, Related, Report, Verdict, Ve
 from gradcheck_suite.verification.check import check_with
 from gradcheck_suite.verification.localization.quick_check import QuickResult, quick_check
 from gradcheck_suite.verification.options import CheckOptions
-from gradcheck_suite.verification.progress import Deadline, report_progress, watched_by
+from gradcheck_suite.verification.progress import Deadline, report_progress, shown, watched_by
 from gradcheck_suite.verification.target.arguments import split_arguments
 from gradcheck_suite.verification.target.call_recorder import Call, CallRecorder, Kind
 from gradcheck_suite.verification.target.call_replay import (
@@ -31,6 +31,7 @@ from gradcheck_suite.verification.target.call_replay import (
     copied_module,
     replayable,
 )
+from gradcheck_suite.verification.target.graph_walk import reachable
 from gradcheck_suite.verification.target.random_state import RandomState, preserved_randomness
 from gradcheck_suite.verification.target.tree import replace_leaves
 from gradcheck_suite.verification.text import describe
@@ -123,6 +124,7 @@ def localize(
         torch.enable_grad(),
         preserved_randomness(),
         _eagerly(),
+        shown("Localizing"),
     ):
         return run.report(level, math.inf if level != "auto" else time_limit or _BUDGET)
 
@@ -258,6 +260,41 @@ class _Run:
         )
 
 
+def _without_path(model: nn.Module, result: Any) -> list[str]:
+    """Tell of parameters that backward from the result can't reach; of calls, none is to blame."""
+    tensors: list[torch.Tensor] = []
+
+    def collect(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            tensors.append(leaf)
+        return leaf
+
+    replace_leaves(result, collect)
+    nodes = reachable(*(each.grad_fn for each in tensors))
+    # The graph of what reentrant checkpoints compute is made in backward.
+    if not tensors or any(node.name() == _REENTRANT for node in nodes):
+        return []
+    reached = {id(node.variable) for node in nodes if hasattr(node, "variable")}
+    reached.update(map(id, tensors))
+    asked = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    lost = [f"`{name}`" for name, each in asked.items() if id(each) not in reached]
+    if not lost:
+        return []
+    more = f" and {len(lost) - _LISTED} more" if len(lost) > _LISTED else ""
+    return [
+        (
+            f"no gradient reaches {len(lost)} of {len(asked)} parameters "
+            f"({', '.join(lost[:_LISTED])}{more}): nothing in the graph leads there, whichever call "
+            "cut it; gs.check_gradients(model, inputs) says whether the output depends on them"
+        )
+    ]
+
+
+_REENTRANT = "CheckpointFunctionBackward"
+_LISTED = 4
+"""Parameters that one line names. Chosen, for length."""
+
+
 class _Pass:
     """One forward of the model, every wanted call of which is probed just before it is made."""
 
@@ -284,8 +321,10 @@ class _Pass:
             else:
                 result = model(*args, **kwargs)
             if run.loss is not None:
-                run.loss(result)
+                result = run.loss(result)
         forward = time.monotonic() - began - self._spent
+        if isinstance(model, nn.Module) and not run.passes:
+            run.not_covered += _without_path(model, result)
         self._settle()
         return forward
 

@@ -78,7 +78,11 @@ def _check(state: CheckState, functions: Sequence[type], *, asked: bool) -> Stag
         if not outputs:
             return StageResult(not_covered=("order 2: backward is marked once_differentiable",))
         context = ProbeContext(
-            subject, outputs, precision=state.context.precision, seed=state.options.seed
+            subject,
+            outputs,
+            precision=state.context.precision,
+            seed=state.options.seed,
+            deadline=state.deadline,
         )
     except Exception as error:  # noqa: BLE001 - whatever backward raises when it is recorded
         return _impossible(error, state, functions, asked=asked)

@@ -288,3 +288,43 @@ def test_bad_options_are_refused(options, words):
 def test_what_is_no_model_is_refused(model):
     with pytest.raises(UsageError, match="expected a module or another callable"):
         localize(model, torch.randn(2))
+
+
+class HeadCutOff(nn.Module):
+    def __init__(self, cut):
+        super().__init__()
+        self.body, self.head = nn.Linear(3, 3), nn.Linear(3, 1)
+        self.cut = cut
+
+    def forward(self, x):
+        hidden = self.body(x)
+        return self.head(hidden.detach() if self.cut else hidden)
+
+
+class Checkpointed(HeadCutOff):
+    """Reentrant: its graph is made in backward."""
+
+    def __init__(self):
+        super().__init__(cut=False)
+
+    def forward(self, x):
+        return self.head(checkpoint(self.body, x, use_reentrant=True))
+
+
+def test_parameters_that_no_gradient_reaches_are_told():
+    report = localize(HeadCutOff(cut=True), torch.randn(4, 3))
+    (line,) = [each for each in report.not_covered if "no gradient reaches" in each]
+    assert "no gradient reaches 2 of 4 parameters (`body.weight`, `body.bias`)" in line
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: HeadCutOff(cut=False),
+        lambda: HeadCutOff(cut=True).requires_grad_(requires_grad=False),
+        Checkpointed,
+    ],
+)
+def test_of_those_that_one_reaches_nothing_is_told(model):
+    report = localize(model(), torch.randn(4, 3, requires_grad=True))
+    assert not [each for each in report.not_covered if "no gradient reaches" in each]

@@ -3,6 +3,7 @@
 # ruff: noqa: ARG004 - forward and backward have to take what they do not use
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from torch.autograd.function import once_differentiable
 
 from gradcheck_suite.severity import Severity
 from gradcheck_suite.verification import check_gradients
+from gradcheck_suite.verification.first_order.probe_context import ProbeContext
+from gradcheck_suite.verification.stages import second_order
 
 
 class Right(torch.autograd.Function):
@@ -225,6 +228,20 @@ def test_a_time_limit_that_is_over_leaves_later_stages_out(randn):
     assert second(report) == ([], [])
     assert any("the time limit of 1e-09 s was reached" in line for line in report.not_covered)
     assert {verdict.status for verdict in report.verdicts} == {"pass"}
+
+
+def test_the_time_limit_is_that_of_its_measurement_too(randn, monkeypatch):
+    given = []
+
+    def measuring(*arguments, deadline=None, **options):
+        given.append(deadline)
+        return ProbeContext(*arguments, deadline=deadline, **options)
+
+    monkeypatch.setattr(second_order, "ProbeContext", measuring)
+    before = time.monotonic()
+    assert second(check(Right, randn(3), randn(3), time_limit=1000.0))
+    (deadline,) = given
+    assert 0 < deadline.moment - before - 1000.0 < 100.0
 
 
 def test_rounding_noise_has_no_second_derivative():
