@@ -281,13 +281,12 @@ def _without_path(model: nn.Module, result: Any) -> list[str]:
     if not lost:
         return []
     more = f" and {len(lost) - _LISTED} more" if len(lost) > _LISTED else ""
-    return [
-        (
-            f"no gradient reaches {len(lost)} of {len(asked)} parameters "
-            f"({', '.join(lost[:_LISTED])}{more}): nothing in the graph leads there, whichever call "
-            "cut it; gs.check_gradients(model, inputs) says whether the output depends on them"
-        )
-    ]
+    told = (
+        f"no gradient reaches {len(lost)} of {len(asked)} parameters "
+        f"({', '.join(lost[:_LISTED])}{more}): nothing in the graph leads there, whichever call "
+        "cut it; gs.check_gradients(model, inputs) says whether the output depends on them"
+    )
+    return [told]
 
 
 _REENTRANT = "CheckpointFunctionBackward"
