@@ -71,19 +71,19 @@ def _shown(arguments: argparse.Namespace) -> Report:
     # Machines read the report alone; people see the parts at work before it.
     stream = sys.stdout if arguments.output_format == "full" else io.StringIO()
 
-    def announce(title: str) -> None:
-        _rule(title, stream, arguments.color)
+    def announce(command: str, part: str = "") -> None:
+        _rule(command, stream, arguments.color, file=shown, part=part)
 
-    announce(f"gradcheck-lint {shown}")
+    announce("gradcheck-lint")
     linted = _lint(script, stream)
-    announce(f"gradcheck-suite audit {shown}")
+    announce("gradcheck-suite audit")
     with contextlib.redirect_stdout(stream):
         audited = _audit(script)
-    announce(f"gradcheck-suite verify {shown}:Swish")
+    announce("gradcheck-suite verify", ":Swish")
     verified = _verify(script, stream)
-    announce(f"gradcheck-suite graph {shown}:one_loss")
+    announce("gradcheck-suite graph", ":one_loss")
     pictured = _picture(script, stream, arguments.color)
-    announce("The report")
+    _rule("The report", stream, arguments.color)
     # What was seen to happen comes before what was read in the source.
     return merge_reports("gradcheck-suite demo", (audited, verified, linted, pictured))
 
@@ -175,7 +175,11 @@ def _call(target: str) -> Any:
     return function()
 
 
-def _rule(title: str, stream: TextIO, color: ColorChoice) -> None:
+def _rule(
+    title: str, stream: TextIO, color: ColorChoice, *, file: str = "", part: str = ""
+) -> None:
+    """Write a heading; the path of a file that does not fit in is on a line of its own."""
+    from rich.cells import cell_len  # noqa: PLC0415 - on demand
     from rich.text import Text  # noqa: PLC0415 - on demand
 
     from gradcheck_suite.reporting.console import open_console  # noqa: PLC0415 - on demand
@@ -183,8 +187,11 @@ def _rule(title: str, stream: TextIO, color: ColorChoice) -> None:
     console = open_console(stream, force_terminal=True if color == "always" else None)
     if color == "never":
         console.no_color = True
+    whole = f"{title} {file}{part}" if file else title
+    fits = cell_len(whole) <= console.width - len(" ─")
+    heading = whole if fits or not file else f"{title} {Path(file).name}{part}"
     # Where the reader has gone, rich would end the process with a status of its own.
     with console.capture() as drawn:
         console.print()
-        console.rule(Text(title, "bold"), align="left", style="dim")
-    stream.write(drawn.get())
+        console.rule(Text(heading, "bold"), align="left", style="dim")
+    stream.write(drawn.get() + ("" if heading == whole else f"{file}\n"))

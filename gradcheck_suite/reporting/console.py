@@ -148,8 +148,7 @@ def _rows(report: Report, page: Page) -> Iterator[Text]:
             for sentence in sentences:
                 yield from paragraph(sentence, page, label="- ")
             yield Text()
-    if report.ledger is not None:
-        yield from _ledger(report.ledger, page)
+    yield from _ledger(report, page)
     yield from _figures(report, page)
     yield from _pointer(by_severity, page)
     yield from _conclusion(report, page)
@@ -386,12 +385,12 @@ def _verdict_row(
         yield Text(" " * column + line)
 
 
-def _ledger(ledger: Mapping[str, Any], page: Page) -> Iterator[Text]:
+def _ledger(report: Report, page: Page) -> Iterator[Text]:
     """Yield what happened, whether anything is wrong or not."""
-    lines = ledger_lines(ledger)
-    if not lines:
+    lines = [] if report.ledger is None else ledger_lines(report.ledger)
+    if report.ledger is None or not lines:
         return
-    yield Text(ledger_title(ledger), style=page.style("strong"))
+    yield Text(ledger_title(report.ledger, report.summary), style=page.style("strong"))
     for line in lines:
         told = f"{line.subject}: {line.facts}" if line.subject else line.facts
         style = page.style("warning") if line.unusual else ""

@@ -55,7 +55,7 @@ def report_fragment(report: Report) -> str:
 
 def ledger_fragment(ledger: Mapping[str, JSON]) -> str:
     """Return what happened in a run as an element of its own, for a notebook."""
-    return _fragment(_ledger(ledger))
+    return _fragment(_ledger(ledger, {}))
 
 
 def _fragment(body: Iterable[str]) -> str:
@@ -73,7 +73,7 @@ def _body(report: Report) -> Iterator[str]:
     yield from _verdicts(report.verdicts)
     yield from _sentences("covered", sentences_covered(report))
     yield from _sentences("not covered", report.not_covered)
-    yield from _ledger(report.ledger)
+    yield from _ledger(report.ledger, report.summary)
     yield from _summary(report.summary)
 
 
@@ -133,11 +133,11 @@ def _finding(finding: Finding, sources: SourceLines) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _ledger(ledger: Mapping[str, JSON] | None) -> Iterator[str]:
+def _ledger(ledger: Mapping[str, JSON] | None, summary: Mapping[str, JSON]) -> Iterator[str]:
     lines = [] if ledger is None else ledger_lines(ledger)
     if ledger is None or not lines:
         return
-    yield f"<h2>{ledger_title(ledger)}</h2>"
+    yield f"<h2>{ledger_title(ledger, summary)}</h2>"
     yield "<table>"
     for line in lines:
         kind = ' class="unusual"' if line.unusual else ""

@@ -36,9 +36,14 @@ class LedgerLine(NamedTuple):
     unusual: bool = False
 
 
-def ledger_title(ledger: Mapping[str, Any]) -> str:
-    """Return what to write above the lines."""
-    steps, watched = ledger["steps"], ledger["watched"]
+def ledger_title(ledger: Mapping[str, Any], summary: Mapping[str, Any] | None = None) -> str:
+    """Return what to write above the lines.
+
+    Args:
+        ledger: the facts.
+        summary: of the report, which counts the steps of child processes and of audits inside too.
+    """
+    watched, steps = ledger["watched"], max((summary or {}).get("steps", 0), ledger["steps"])
     of_which = "" if watched == steps else f"{number(watched)} of "
     return f"what happened in {of_which}{plural(steps, 'step')}"
 

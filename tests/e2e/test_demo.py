@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gradcheck_suite.commands.demo import _rule
 from tests import warm_python
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
@@ -94,6 +96,22 @@ def test_a_reader_sees_the_training_the_graph_and_the_report():
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert done.stdout.splitlines()[-1].startswith("gradcheck-suite demo: 6 errors, 4 warnings")
     assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "lines"),
+    [
+        ("train.py", ["gradcheck-suite verify train.py:Swish ─"]),
+        ("x" * 80 + "/train.py", ["gradcheck-suite verify train.py:Swish ─", "x" * 80]),
+    ],
+)
+def test_a_path_that_does_not_fit_in_a_heading_is_below_it(monkeypatch, file, lines):
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = io.StringIO()
+    _rule("gradcheck-suite verify", stream, "never", file=file, part=":Swish")
+    written = stream.getvalue().split("\n")[1:-1]
+    assert "…" not in stream.getvalue()
+    assert [each[: len(begin)] for each, begin in zip(written, lines, strict=True)] == lines
 
 
 @pytest.mark.slow

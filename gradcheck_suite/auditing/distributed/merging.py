@@ -30,7 +30,7 @@ def packed(report: Report) -> bytes:
 
 
 def unpacked(message: bytes) -> Report:
-    """Return the report that another rank has packed."""
+    """Return the report that another rank has packed, or that a child process has written."""
     document = json.loads(message)
     counted = {f"{severity.value}s" for severity in Severity}
     return Report(
@@ -38,6 +38,7 @@ def unpacked(message: bytes) -> Report:
         findings=tuple(map(_finding, document["findings"])),
         summary={key: each for key, each in document["summary"].items() if key not in counted},
         not_covered=tuple(document["not_covered"]),
+        ledger=document.get("ledger"),
     )
 
 

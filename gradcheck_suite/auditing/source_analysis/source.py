@@ -129,15 +129,23 @@ def _calls_of(name: str, scope: ast.AST) -> Iterator[int]:
             yield node.lineno
 
 
-def name_given_at(path: str, line: int) -> str | None:
-    """Return what the result of a call on a line is called: ``step`` of ``self.step = make()``."""
+def name_given_at(path: str, line: int, callee: str) -> str | None:
+    """Return what the result of a call on a line is called: ``step`` of ``self.step = make()``.
+
+    Of several on the line, that of the call of ``callee``.
+    """
     tree = tree_of(path)
+    given: list[tuple[str | None, str | None]] = []
     for node in () if tree is None else ast.walk(tree):
         if isinstance(node, ast.Assign) and node.lineno <= line <= (node.end_lineno or node.lineno):
             (target, *more) = node.targets
             if isinstance(node.value, ast.Call) and not more:
-                return target.id if isinstance(target, ast.Name) else getattr(target, "attr", None)
-    return None
+                last = "id" if isinstance(target, ast.Name) else "attr"
+                name: str | None = getattr(target, last, None)
+                given.append((name_of(node.value), name))
+    if len(given) > 1:
+        given = [each for each in given if each[0] == callee]
+    return given[0][1] if given else None
 
 
 @lru_cache(maxsize=1024)

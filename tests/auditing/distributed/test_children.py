@@ -9,6 +9,7 @@ import pytest
 from torch.utils.data._utils.worker import _worker_loop
 
 from gradcheck_suite.auditing.distributed.children import is_of_user
+from gradcheck_suite.reporting.ledger import ledger_title
 from tests import warm_python
 from tests.auditing.distributed.jobs import audit_words
 
@@ -84,6 +85,9 @@ def test_what_is_forked_is_told_with_the_parents(tmp_path):
     assert report["not_covered"] == []
     assert report["summary"]["steps"] == 8
     assert report["summary"]["training_seen"]
+    # Those of the first child, of all that were watched; the parent has taken none.
+    assert report["ledger"]["steps"] == 4
+    assert ledger_title(report["ledger"], report["summary"]) == "what happened in 4 of 8 steps"
 
 
 def test_a_child_that_is_killed_is_not_covered(tmp_path):

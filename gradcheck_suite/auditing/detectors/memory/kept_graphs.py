@@ -291,7 +291,8 @@ class _Kept:
         filled = "" if hook is None else f", filled by a {hook},"
         return Finding.of(
             catalogue.GRAPH_KEPT if hook is None else catalogue.HOOK_KEEPS_GRAPH,
-            f"{_subject(held)}{filled} {kept}, and one more with each; {graphs.unusable}",
+            f"{_subject(held, self.location)}{filled} {kept}, and one more with each; "
+            f"{graphs.unusable}",
             detector="audit",
             severity=self._severity(),
             doubts=self._doubts,
@@ -618,14 +619,14 @@ _SUBJECTS = {
 }
 
 
-def _subject(held: HeldGraphs) -> str:
+def _subject(held: HeldGraphs, told_at: Location | None) -> str:
     owner = held.owner
     if held.container == "nodes":
         return f"`ctx.{owner.name}` of each {held.element}" if owner else f"each {held.element}"
     what = _container_words(held)
     if owner is None:
         return f"a {what} ({held.length} long)" if held.length > 1 else f"a {what}"
-    words = _SUBJECTS.get(owner.kind, f"{{what}} `{{path}}` in {_scope(owner)}")
+    words = _SUBJECTS.get(owner.kind, f"{{what}} `{{path}}` in {_scope(owner, told_at)}")
     return words.format(what=what, path=owner.path, scope=owner.scope)
 
 
@@ -640,9 +641,15 @@ def _container_words(held: HeldGraphs) -> str:
     return f"{held.container}{through}"
 
 
-def _scope(owner: Owner | None) -> str:
+def _scope(owner: Owner | None, told_at: Location | None = None) -> str:
     if owner is None:
         return "the program"
+    # Which method was asked for its `self` is chance: that of the line that is told knows it too.
+    told_in = None if told_at is None else told_at.function
+    if told_in is not None and owner.path.startswith("self.") and owner.kind == "local":
+        of_class = owner.scope.rpartition(".")[0]
+        if of_class and told_in.rpartition(".")[0] == of_class:
+            return f"{told_in}()"
     if owner.kind == "global":
         return f"module {owner.scope}"
     if owner.kind == "default":

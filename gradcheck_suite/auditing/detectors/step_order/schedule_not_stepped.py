@@ -56,7 +56,7 @@ class ScheduleNotSteppedDetector:
     def _finding(self, made: Schedule) -> Finding:
         scheduler, optimizer = made.kinds
         where = location_of(made.made_at)
-        name = None if where is None else name_given_at(where.path, where.line)
+        name = None if where is None else name_given_at(where.path, where.line, scheduler)
         doubts = []
         if name is None:
             doubts.append("what the program calls it is not known")

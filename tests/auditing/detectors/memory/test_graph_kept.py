@@ -628,3 +628,28 @@ def test_the_line_is_one_that_can_have_added_a_graph(audited, only, line_of, loo
     others = [each.location.line for each in finding.related if each.message == "or added here"]
     expected = [line_of(loop, "there")] if loop is history_at_two_lines else []
     assert others == expected
+
+
+class FillsWhereItFits:
+    def __init__(self):
+        self.net = nn.Linear(4, 1)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=1e-3)
+        self.kept_losses = []
+
+    def one_step(self):
+        loss = self.net(torch.randn(3, 4)).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+    def fit_and_keep(self):
+        for _ in range(40):
+            loss = self.one_step()
+            self.kept_losses.append(loss)  # <- here
+
+
+def test_a_list_of_self_is_told_in_the_method_that_fills_it(audited, only, line_of):
+    finding = only(audited(lambda: FillsWhereItFits().fit_and_keep()), "GCS201")
+    assert finding.location.line == line_of(FillsWhereItFits.fit_and_keep)
+    assert "list `self.kept_losses` in FillsWhereItFits.fit_and_keep() keeps" in finding.message
