@@ -274,8 +274,8 @@ def _without_path(model: nn.Module, result: Any) -> list[str]:
     # The graph of what reentrant checkpoints compute is made in backward.
     if not tensors or any(node.name() == _REENTRANT for node in nodes):
         return []
-    reached = {id(node.variable) for node in nodes if hasattr(node, "variable")}
-    reached.update(map(id, tensors))
+    leaves: list[object] = [getattr(node, "variable", None) for node in nodes]
+    reached = {id(each) for each in (*leaves, *tensors)}
     asked = {name: each for name, each in model.named_parameters() if each.requires_grad}
     lost = [f"`{name}`" for name, each in asked.items() if id(each) not in reached]
     if not lost:
