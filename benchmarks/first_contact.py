@@ -153,13 +153,14 @@ def _run(path: Path) -> Result:
 
 def _watch(path: Path, answers: Connection) -> None:
     torch.set_num_threads(1)
+    sys.argv = [str(path)]  # which it may parse
     trouble = None
     findings: list[Finding] = []
     quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
     try:
         with quiet[0], quiet[1]:
             findings = _audited(path)
-    except Exception:  # noqa: BLE001 - told with its traceback
+    except (Exception, SystemExit):  # noqa: BLE001 - told with its traceback
         trouble = traceback.format_exc()[-800:]
     answers.send({"findings": [_plain(each, path) for each in findings], "trouble": trouble})
 

@@ -98,6 +98,9 @@ from gradcheck_suite.auditing.detectors.mode.stuck_in_eval import StuckInEvalDet
 from gradcheck_suite.auditing.detectors.mode.train_mode_in_eval import TrainModeInEvalDetector
 from gradcheck_suite.auditing.detectors.refusals.refused_by_torch import RefusedByTorchDetector
 from gradcheck_suite.auditing.detectors.step_order.clip_misplaced import ClipMisplacedDetector
+from gradcheck_suite.auditing.detectors.step_order.closure_without_zero_grad import (
+    ClosureWithoutZeroGradDetector,
+)
 from gradcheck_suite.auditing.detectors.step_order.handed_over_gradients import (
     HandedOverGradientsDetector,
 )
@@ -105,11 +108,13 @@ from gradcheck_suite.auditing.detectors.step_order.learning_rate_zero import (
     LearningRateZeroDetector,
 )
 from gradcheck_suite.auditing.detectors.step_order.leftover_gradient import LeftoverGradientDetector
+from gradcheck_suite.auditing.detectors.step_order.lost_state import LostStateDetector
 from gradcheck_suite.auditing.detectors.step_order.lost_updates import LostUpdatesDetector
 from gradcheck_suite.auditing.detectors.step_order.missing_zero_grad import MissingZeroGradDetector
 from gradcheck_suite.auditing.detectors.step_order.missing_zero_grad_by_hand import (
     MissingZeroGradByHandDetector,
 )
+from gradcheck_suite.auditing.detectors.step_order.moved_by_zeros import MovedByZerosDetector
 from gradcheck_suite.auditing.detectors.step_order.no_effect import NoEffectDetector
 from gradcheck_suite.auditing.detectors.step_order.optimizer_made_anew import (
     OptimizerMadeAnewDetector,
@@ -197,6 +202,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         OuterBroadcastDetector(recorder),
         RecomputedDifferentlyDetector(),
         MissingZeroGradDetector(recorder, names),
+        ClosureWithoutZeroGradDetector(recorder.optimizers),
         handed_over,
         MissingZeroGradByHandDetector(recorder, names, handed_over),
         windows,
@@ -204,6 +210,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         ZeroGradMisplacedDetector(recorder, windows),
         UnusedGradientsDetector(windows, leaves),
         without_backward,
+        MovedByZerosDetector(recorder.optimizers, leaves),
         UnevenMeansDetector(recorder, windows),
         ShortWindowDetector(recorder, windows),
         UnevenWindowDetector(windows, leaves, without_backward),
@@ -215,7 +222,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         LeftoverGradientDetector(windows),
         TrainModeInEvalDetector(recorder, windows),
         LeftInTrainingDetector(recorder),
-        StuckInEvalDetector(recorder, windows),
+        StuckInEvalDetector(recorder, windows, leaves),
         DropoutIgnoresEvalDetector(),
         InitialStatisticsDetector(recorder),
         SeededAgainDetector(recorder.optimizers),
@@ -223,6 +230,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         ParameterNotOptimizedDetector(recorder, windows, leaves),
         ParameterInTwoOptimizersDetector(windows, names),
         OptimizerMadeAnewDetector(recorder),
+        LostStateDetector(recorder.optimizers, leaves),
         NoEffectDetector(recorder.optimizers),
         SharedMemoryDetector(recorder.optimizers, names),
         SharedStateDetector(recorder.optimizers, windows),

@@ -3,7 +3,8 @@
 ``eval()`` was called on what an optimizer trains, and steps follow without ``train()``. That is a
 mistake if steps were taken in training mode before, or if a pass without training came in between;
 it is a fact to know of where a model was in evaluation mode from the start. Freezing batch norm
-alone is not looked at.
+alone is not looked at. A network of its own that was trained, and is in evaluation mode while the
+same optimizer trains another one in training mode, is a teacher that was not to be trained.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ from gradcheck_suite.auditing.events import (
     SessionEnded,
     StepFinished,
 )
+from gradcheck_suite.auditing.object_names.module_tree import ModuleTree
 from gradcheck_suite.auditing.object_names.tensor_names import variable_of
 from gradcheck_suite.findings import Finding, Severity
 
 if TYPE_CHECKING:
     from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindows
+    from gradcheck_suite.auditing.detectors.leaf_records import LeafRecords
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.recorder import Recorder
 
@@ -74,6 +77,8 @@ class _Evaluated:
         first: these three, as they were at the first step.
         later: how often it was called for a step that no ``eval()`` came before.
         undone: how often ``eval()`` had ended a ``train()`` by which no step was taken.
+        apart: whether it is no part of another module, beside what else its optimizer trains.
+        made: where that optimizer was made.
     """
 
     module: weakref.ref[nn.Module]
@@ -97,6 +102,8 @@ class _Evaluated:
     first: tuple[int, int] | None = None
     later: int | None = None
     undone: int = 0
+    apart: bool = False
+    made: CallSite | None = None
     stop: Callable[[], None] | None = field(default=None, repr=False)
 
     def is_evaluating(self) -> bool:
@@ -121,9 +128,12 @@ class _Evaluated:
 class StuckInEvalDetector:
     """Reports stuck-in-eval (GCS702)."""
 
-    def __init__(self, recorder: Recorder, windows: AccumulationWindows) -> None:
+    def __init__(
+        self, recorder: Recorder, windows: AccumulationWindows, leaves: LeafRecords
+    ) -> None:
         self._recorder = recorder
         self._windows = windows
+        self._leaves = leaves
         self._evaluated: list[_Evaluated] = []
         self._ended: list[_Evaluated] = []
         # By module, at the last train() of it: how many steps each optimizer had taken.
@@ -205,6 +215,15 @@ class StuckInEvalDetector:
             window.steps > max((taken.get(id(window), 0) for taken in since), default=0)
             for window in self._windows.all()
             if not window.ids.isdisjoint(mine)
+        ) or (bool(since) and self._was_trained_by_another(module))
+
+    def _was_trained_by_another(self, module: nn.Module) -> bool:
+        """Return whether an optimizer that is gone has trained a module."""
+        optimizers = self._recorder.optimizers
+        living = {optimizers.number_of(each) for each in optimizers.known()}
+        records = map(self._leaves.of, module.parameters())
+        return any(
+            each is not None and each.changed and not each.owners <= living for each in records
         )
 
     def _end_those_in_training(self, trained: nn.Module) -> None:
@@ -267,6 +286,12 @@ class StuckInEvalDetector:
                 each.partly = each.partly or len(evaluating) < len(layers)
                 each.words = names_of(evaluating)
                 _count(each, event)
+                if each.stuck == _ENOUGH and each.trained and not each.whole:
+                    module, tree = each.module(), ModuleTree(self._recorder.heap)
+                    each.apart = (
+                        module is not None and tree.is_whole and tree.parent(module) is None
+                    )
+                    each.made = window.constructed_at
 
     def findings(self) -> list[Finding]:
         """Return one finding for each ``eval()``."""
@@ -333,6 +358,8 @@ def _judge(each: _Evaluated, count: int) -> Finding | None:
             return None  # as in fine-tuning a part of a model
         if each.site is None or not (passed or contradicts):
             return _from_the_start(each, count)
+    if each.apart and not each.partly:
+        return _beside_another(each, count)
     doubts = []
     if not each.whole:
         doubts.append(f"{each.optimizer} trains others too, which were not in evaluation mode")
@@ -353,6 +380,25 @@ def _judge(each: _Evaluated, count: int) -> Finding | None:
         location=location_of(each.site),
         related=related((location_of(each.step_site), "this step followed")),
         hint=f"call {each.name}.train() before the next training step",
+        evidence=_evidence(each, count),
+    )
+
+
+def _beside_another(each: _Evaluated, count: int) -> Finding:
+    return Finding.of(
+        catalogue.STUCK_IN_EVAL,
+        f"`{each.name}`, which was trained in training mode before, is in evaluation mode, and "
+        f"{each.optimizer}.step() trained it in {count} steps together with a network that is in "
+        f"training mode: its {each.words} acted as in evaluation; expected a network that is only "
+        "asked to be no optimizer's, and one that is trained to be in training mode",
+        detector="audit",
+        location=location_of(each.site),
+        related=related(
+            (location_of(each.made), f"{each.optimizer} is given its parameters here"),
+            (location_of(each.step_site), "this step followed"),
+        ),
+        hint=f"leave {each.name} out of the optimizer and call it under torch.no_grad(), or call "
+        f"{each.name}.train()",
         evidence=_evidence(each, count),
     )
 

@@ -289,3 +289,55 @@ def test_nothing_listens_to_a_layer_once_it_is_known(audited):
 
     audited(loop)
     assert nn.Module.__call__ is original
+
+
+def pretrained():
+    teacher = network()
+    teacher.train()
+    steps(teacher, torch.optim.SGD(teacher.parameters(), lr=0.01))
+    return teacher
+
+
+def distil(owned, *, under_no_grad=False, epochs=3, whole=None):
+    teacher, student = pretrained(), network()
+    both = nn.ModuleList([teacher, student]) if whole else None
+    models = {"student": [student], "both": [student, teacher]}[owned]
+    optimizer = torch.optim.SGD([each for one in models for each in one.parameters()], lr=0.01)
+    for _ in range(epochs):
+        student.train()
+        teacher.eval()  # <- here
+        for _ in range(3):
+            x = torch.randn(6, 4)
+            with torch.set_grad_enabled(not under_no_grad):
+                wanted = teacher(x)
+            optimizer.zero_grad()
+            (student(x) - wanted).square().mean().backward()
+            optimizer.step()
+    return both
+
+
+def test_a_teacher_that_the_optimizer_of_the_student_owns(audited, line_of):
+    found = [each for each in audited(lambda: distil("both")).findings if each.code == CODE]
+    (finding,) = found
+    assert finding.severity is Severity.WARNING
+    assert finding.location.line == line_of(distil)
+    assert "together with a network that is in training mode" in finding.message
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"owned": "student"},
+        {"owned": "student", "under_no_grad": True},
+        {"owned": "both", "under_no_grad": True},
+    ],
+)
+def test_a_teacher_that_stays_as_it_is(audited, options):
+    found = audited(lambda: distil(**options)).findings
+    assert not [each for each in found if each.code == CODE]
+
+
+def test_a_part_in_evaluation_mode_of_what_is_trained_as_a_whole(audited):
+    found = audited(lambda: distil("both", whole=True)).findings
+    loud = [each for each in found if each.code == CODE and each.severity is not Severity.NOTE]
+    assert not loud
