@@ -354,8 +354,8 @@ by what is there and not by a version number, so that a later version is worked 
 shown otherwise.
 
 Each row is an environment of its own with that torch from PyPI, in which the whole suite ran less
-what no torch has a part in (lint, reports, packaging) and what is marked as bound to the version
-of development. Tests marked slow, which start processes of their own, ran where the table says. The
+what no torch has a part in (lint, reports, packaging), what is marked as bound to the version of
+development, and what needs a training framework or the builder of this site. Tests marked slow, which start processes of their own, ran where the table says. The
 banks are the programs that the tests keep: loops, leaks, writers, silent overwrites, wrong
 backwards, wrong models and the demo, each with correct twins; a subject differs where code,
 severity or line of a finding is not what it is on torch {development}, or where it could not be
@@ -383,7 +383,7 @@ def page(kept: dict[str, Any]) -> str:
         test for outcome in outcomes if outcome.torch == DEVELOPMENT for test in outcome.skipped
     }
     for each in outcomes:
-        alone = [test for test in each.skipped if test not in usual]
+        alone = _alone(each, usual)
         slow = "too" if each.slow else "left out"
         numbers = (each.passed, len(each.failed), len(alone), each.subjects)
         accused = "" if each.accused is None else len(each.accused)
@@ -405,10 +405,19 @@ def page(kept: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _alone(outcome: Outcome, usual: set[str]) -> list[str]:
+    """Return the tests that are skipped here and not everywhere; a module that needs more is none."""
+    return [
+        test
+        for test, reason in outcome.skipped.items()
+        if test not in usual and reason != "collection skipped"
+    ]
+
+
 def _known(outcomes: list[Outcome], usual: set[str]) -> list[str]:
     told = []
     for each in outcomes:
-        reasons = Counter(reason for test, reason in each.skipped.items() if test not in usual)
+        reasons = Counter(each.skipped[test] for test in _alone(each, usual))
         told += [
             f"- torch {each.key}: {reason} ({count} test{'s' if count > 1 else ''} skipped)."
             for reason, count in reasons.items()

@@ -144,7 +144,7 @@ def test_infinite_gradient():
     assert x.grad.isinf().all()
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_functional_transforms():
     model, _ = make()
     parameters = {name: p.detach() for name, p in model.named_parameters()}
