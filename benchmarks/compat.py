@@ -355,9 +355,10 @@ shown otherwise.
 
 Each row is an environment of its own with that torch from PyPI, in which the whole suite ran less
 what no torch has a part in (lint, reports, packaging), what is marked as bound to the version of
-development, and what needs a training framework or the builder of this site. Tests marked slow, which start processes of their own, ran where the table says. The
-banks are the programs that the tests keep: loops, leaks, writers, silent overwrites, wrong
-backwards, wrong models and the demo, each with correct twins; a subject differs where code,
+development, and what needs a training framework or the builder of this site. Tests marked slow,
+which start processes of their own, ran where the table says. The banks are the programs that the
+tests keep: loops, leaks, writers, silent overwrites, wrong backwards, wrong models and the demo,
+each with correct twins; a subject differs where code,
 severity or line of a finding is not what it is on torch {development}, or where it could not be
 run. *Accused* are correct subjects with an error or a warning. *In words* are subjects whose
 findings are the same and told otherwise, mostly as a tensor's name in the graph, the op of torch
@@ -406,7 +407,7 @@ def page(kept: dict[str, Any]) -> str:
 
 
 def _alone(outcome: Outcome, usual: set[str]) -> list[str]:
-    """Return the tests that are skipped here and not everywhere; a module that needs more is none."""
+    """Return the tests that are skipped here and not everywhere, without modules that need more."""
     return [
         test
         for test, reason in outcome.skipped.items()

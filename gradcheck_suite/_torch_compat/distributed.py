@@ -14,6 +14,7 @@ __all__ = [
     "default_store",
     "file_of",
     "has_state_in_parts",
+    "is_saved",
     "is_sharded",
     "is_shared",
     "reduces_by_hook",
@@ -107,6 +108,14 @@ _COMMUNICATING = (
     "scatter",
     "send",
 )
+
+
+def is_saved(module: Any, buffer: str) -> bool:
+    """Return whether a checkpoint of a module has this buffer of its own (``persistent=True``).
+
+    ``state_dict()`` would tell too, and calls hooks of the program's.
+    """
+    return buffer not in getattr(module, "_non_persistent_buffers_set", ())
 
 
 def is_sharded(tensor: Any) -> bool:

@@ -10,6 +10,7 @@ from gradcheck_suite._torch_compat import (
     connect_to,
     default_store,
     file_of,
+    is_saved,
     is_sharded,
     is_shared,
     reduces_by_hook,
@@ -51,6 +52,12 @@ def test_every_function_that_communicates_calls_one_of_these():
     names = communicating_methods()
     assert {"allreduce", "broadcast", "allgather", "send", "recv"} <= set(names)
     assert all(callable(getattr(dist.ProcessGroup, name)) for name in names)
+
+
+def test_buffers_that_a_checkpoint_has_are_told_from_others():
+    module = nn.BatchNorm1d(2)
+    module.register_buffer("cache", torch.ones(1), persistent=False)
+    assert [is_saved(module, name) for name in ("running_mean", "cache")] == [True, False]
 
 
 def test_what_is_flattened_or_distributed_is_sharded():

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradcheck_suite._runtime.memory import is_readable
 from gradcheck_suite._torch_compat import (
     has_state_in_parts,
+    is_saved,
     is_sharded,
     reduces_by_hook,
 )
@@ -467,7 +468,7 @@ def _buffers_of(root: nn.Module) -> Iterator[_Buffer]:
     called = variable_of(root) or type(root).__name__
     for place, module in root.named_modules():
         for key, tensor in module._buffers.items():  # noqa: SLF001 - its own alone
-            if tensor is not None and key not in module._non_persistent_buffers_set:  # noqa: SLF001 - there is no other way to ask
+            if tensor is not None and is_saved(module, key):
                 name = ".".join(filter(None, (place, key)))
                 overwritten = _is_overwritten(root, name)
                 yield _Buffer(weakref.ref(module), key, written(f"{called}.{name}"), overwritten)
