@@ -67,7 +67,7 @@ def test_what_an_operation_has_returned_and_saved(body):
         "h = torch.tanh(self.first(x)); return self.plain(h)",
         "h = torch.tanh(self.first(x)) + x; return self.act(h)",
         "h = self.leaky(self.first(x)); return h",
-        "h = self.first(x); y = self.second(h).detach(); return y + self.act(h)",
+        "h = self.first(x); y = self.second(h).detach(); return self.second(y) + self.act(h)",
         "h = torch.tanh(self.first(x)); return self.drop(h.clone())",
     ],
 )

@@ -3,7 +3,9 @@
 ``LBFGS.step(closure)`` evaluates the closure at several points and needs the gradient at each. A
 ``zero_grad()`` before the step clears for the first of them alone. LBFGS counts its evaluations in
 its state: as many backwards or more, in a step in which nothing was cleared after the first, have
-added to one another. One evaluation may run a backward for each of several parts of the loss.
+added to one another. One evaluation may run a backward for each of several parts of the loss. Where
+a step begins with the gradients of the one before, nothing clears them at all: that is
+``missing_zero_grad``'s to tell.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ class _Inside:
         optimizer: whose step.
         evaluations: how many there were before it.
         backwards: how many there were in it.
+        leftover: whether the first found gradients of the step before.
         cleared: whether one after the first found no gradient but zeros.
         site: where the last was.
     """
@@ -53,6 +56,7 @@ class _Inside:
     optimizer: weakref.ref[LBFGS]
     evaluations: int
     backwards: int = 0
+    leftover: bool = False
     cleared: bool = False
     site: CallSite | None = None
 
@@ -88,10 +92,12 @@ class ClosureWithoutZeroGradDetector:
         inside = self._inside
         if inside is None:
             return Attention.ASLEEP
-        if inside.backwards and event.accumulates and not inside.cleared:
+        if event.accumulates and not (inside.cleared or inside.leftover):
             optimizer = inside.optimizer()
             parameters = () if optimizer is None else optimizer.param_groups[0]["params"]
-            inside.cleared = not any(is_nonzero(each.grad) for each in parameters)
+            has_gradients = any(is_nonzero(each.grad) for each in parameters)
+            inside.leftover = has_gradients and not inside.backwards
+            inside.cleared = not has_gradients and bool(inside.backwards)
         return None
 
     def _end_backward(self, event: BackwardFinished) -> Attention | None:
@@ -107,7 +113,7 @@ class ClosureWithoutZeroGradDetector:
         inside, self._inside = self._inside, None
         if inside is None:
             return Attention.ASLEEP
-        if inside.optimizer() is not event.optimizer or inside.cleared:
+        if inside.optimizer() is not event.optimizer or inside.cleared or inside.leftover:
             return None
         evaluations = _evaluations(event.optimizer) - inside.evaluations
         if inside.backwards >= evaluations > 1:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from gradcheck_suite.auditing.source_analysis import optimizer_source
 from gradcheck_suite.auditing.source_analysis.optimizer_source import state_uses
 from gradcheck_suite.findings import Severity
 
@@ -237,7 +238,8 @@ def grown(key_of, *, times=8):
             grow(optimizer, model, key_of)
 
 
-def test_states_of_parameters_that_were_replaced(audited, only, line_of):
+def test_states_of_parameters_that_were_replaced(audited, only, line_of, monkeypatch):
+    monkeypatch.setattr(optimizer_source, "user_files_with", lambda *_words: [__file__])
     finding = only(audited(lambda: grown(lambda index, _old: index)), "GCS319")
     assert finding.severity is Severity.WARNING
     assert finding.location.line == line_of(grow)
