@@ -181,6 +181,7 @@ _ASKED_ELSEWHERE = {
     ),
     "auditing/detectors/mode/initial_statistics.py::_is_unchanged": "what sample_of has copied",
     "auditing/detectors/mode/seeded_again.py::_begin_step": "states of a generator",
+    "auditing/detectors/step_order/lost_state.py": "what sample_of has copied",
     "auditing/detectors/step_order/missing_zero_grad_by_hand.py": "what sample_of has copied",
     "auditing/detectors/step_order/parameter_never_moved.py::_answers": "_look has asked",
     "auditing/detectors/step_order/perturbation_left.py": "what sample_of has copied",

@@ -393,6 +393,7 @@ def _beside_another(each: _Evaluated, count: int) -> Finding:
         "asked to be no optimizer's, and one that is trained to be in training mode",
         detector="audit",
         location=location_of(each.site),
+        doubts=["a backbone below a new head may be put to rest so"],
         related=related(
             (location_of(each.made), f"{each.optimizer} is given its parameters here"),
             (location_of(each.step_site), "this step followed"),

@@ -110,17 +110,23 @@ class MovedByZerosDetector:
         known = self._moved.get(event.site)
         if known is not None:
             known.looks += 1
+        if not any(self._is_reached(record, event.number) for record in self._leaves.stepped):
+            return  # a step without any backward, which step_without_backward tells
         for record in self._leaves.stepped:
             parameter = record.reference()
             if parameter is None or parameter.grad is None or not parameter.requires_grad:
                 continue
-            last = record.reached_last
-            is_reached = last is None or last > event.number - self._leaves.turns
+            is_reached = self._is_reached(record, event.number)
             if is_reached or not record.with_gradient or not is_zero(parameter.grad):
                 continue
             content = fingerprint(parameter)
             if content is not None and len(self._before) < _MOST:
                 self._before.append((record, parameter, content))
+
+    def _is_reached(self, record: LeafRecord, step: int) -> bool:
+        """Return whether a backward has reached a leaf since the step before, or may have."""
+        last = record.reached_last
+        return last is None or last > step - self._leaves.turns
 
     def _end_step(self, event: StepFinished) -> Attention | None:
         before, self._before = self._before, []

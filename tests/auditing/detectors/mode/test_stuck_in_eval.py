@@ -319,7 +319,7 @@ def distil(owned, *, under_no_grad=False, epochs=3, whole=None):
 def test_a_teacher_that_the_optimizer_of_the_student_owns(audited, line_of):
     found = [each for each in audited(lambda: distil("both")).findings if each.code == CODE]
     (finding,) = found
-    assert finding.severity is Severity.WARNING
+    assert finding.severity is Severity.NOTE
     assert finding.location.line == line_of(distil)
     assert "together with a network that is in training mode" in finding.message
 
