@@ -94,12 +94,11 @@ class _Bar(ProgressHandle):
 
     def show(self) -> None:
         with self._lock:
-            if self._closed:
+            # Before rich is loaded, which takes longer than the time between two of them may be.
+            if self._closed or not _terminal.acquire(blocking=False):
                 return
             drawing = _drawing(self._stream, counted=self._total is not None)
             drawing.add_task(self._description, total=self._total, completed=self._done)
-            if not _terminal.acquire(blocking=False):
-                return
             try:
                 drawing.start()
             except RuntimeError:  # the system has no thread left to keep the line moving
