@@ -17,7 +17,9 @@ __all__ = [
     "is_saved",
     "is_sharded",
     "is_shared",
+    "part_of_rank",
     "reduces_by_hook",
+    "reshard",
     "waiting_shards",
 ]
 
@@ -125,6 +127,25 @@ def is_sharded(tensor: Any) -> bool:
     (``_fsdp_flattened``, torch 2.6 to 2.13).
     """
     return hasattr(tensor, "device_mesh") or bool(getattr(tensor, "_fsdp_flattened", False))
+
+
+def part_of_rank(tensor: Any) -> Any:
+    """Return what this rank has of a DTensor, or the tensor itself.
+
+    ``DTensor._local_tensor``, torch 2.6 to 2.13; ``to_local()`` may record and wait. A write to the
+    whole moves the whole's version alone, and what FSDP2 adds to the part moves the part's.
+    """
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def reshard(module: Any) -> None:
+    """Free what FSDP2 has gathered for a module and those within, which are copies.
+
+    ``FSDPModule.reshard()``, from torch 2.6 on; nothing happens to other modules.
+    """
+    for each in module.modules():
+        if getattr(each, "_get_fsdp_state", None) is not None:
+            each.reshard()
 
 
 def has_state_in_parts(optimizer: Any) -> bool:

@@ -24,6 +24,7 @@ from gradcheck_suite.verification.options import CheckOptions, DTypeOption, chos
 from gradcheck_suite.verification.progress import Deadline, report_progress, shown
 from gradcheck_suite.verification.report import ReportBuilder
 from gradcheck_suite.verification.reproduction.script import FailingCheck
+from gradcheck_suite.verification.sharded.check import check_sharded, is_sharded_anywhere
 from gradcheck_suite.verification.stage import CheckState, Stage
 from gradcheck_suite.verification.stages.batched import compare_batched
 from gradcheck_suite.verification.stages.compiled import compare_compiled
@@ -163,6 +164,8 @@ def check_with(
     chosen_variations(options.variations)
     deadline = Deadline.after(options.time_limit)
     with unwatched(), torch.inference_mode(mode=False), preserved_randomness():
+        if is_sharded_anywhere(fn_or_module, inputs, kwargs):
+            return check_sharded(fn_or_module, inputs, kwargs, options, _sorted_outputs)
         subject = build_function(fn_or_module, inputs, kwargs, options)
         try:
             report = _check(subject, options, deadline)

@@ -148,3 +148,52 @@ def test_no_more_failures_than_asked_for(run_tests, pytester, where):
     (finding,) = json.loads((pytester.path / "r.json").read_text())["findings"]
     assert finding["rule"] == "missing-zero-grad"
     assert finding["evidence"]["tests_count"] >= failed
+
+
+SWEEP = """
+    import gradcheck_suite
+
+    OPERATORS = [torch.sin, torch.cos, torch.tanh, torch.exp, torch.sigmoid, torch.cumsum]
+    WRONG = [Wrong.apply, lambda x: x.detach() * x]
+
+    @pytest.mark.parametrize("number", range(6))
+    def test_operator(gradient_check, number):
+        dims = (0,) if OPERATORS[number] is torch.cumsum else ()
+        gradient_check(OPERATORS[number], (x(), *dims))
+
+    @pytest.mark.parametrize("number", range(2))
+    def test_wrong_operator(gradient_check, number):
+        gradient_check(WRONG[number], x())
+
+    @pytest.mark.parametrize("number", range(2))
+    def test_by_function(number):
+        gradcheck_suite.check_gradients(WRONG[number], x()).raise_for_findings()
+
+    @pytest.mark.parametrize("number", range(6))
+    def test_right_by_function(number):
+        dims = (0,) if OPERATORS[number] is torch.cumsum else ()
+        report = gradcheck_suite.check_gradients(OPERATORS[number], (x(), *dims))
+        assert [verdict.status for verdict in report.verdicts] == ["pass"]
+"""
+
+
+@pytest.mark.slow
+def test_a_sweep_of_checks_comes_to_the_same_as_in_one_process(run_tests, pytester):
+    found = {}
+    for workers in ("0", "2"):
+        result = run_tests(
+            SWEEP,
+            *("-n", workers, "--gradcheck-suite-report=r.json", "--junitxml=r.xml"),
+        )
+        result.assert_outcomes(passed=12, failed=4)
+        cases = ElementTree.parse(pytester.path / "r.xml").iter("testcase")
+        outcomes = sorted((case.get("name"), case.find("failure") is None) for case in cases)
+        document = json.loads((pytester.path / "r.json").read_text())
+        found[workers] = outcomes, sorted(map(json.dumps, document["findings"]))
+
+    assert found["0"] == found["2"]
+    outcomes, findings = found["2"]
+    assert len(dict(outcomes)) == len(outcomes)
+    told = [json.loads(each)["evidence"]["tests"] for each in findings]
+    named = sorted(each.rpartition("::")[2] for tests in told for each in tests)
+    assert named == ["test_wrong_operator[0]", "test_wrong_operator[1]"]

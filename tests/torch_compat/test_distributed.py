@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import importlib
+
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from gradcheck_suite._torch_compat import (
     another_connection,
@@ -13,7 +18,9 @@ from gradcheck_suite._torch_compat import (
     is_saved,
     is_sharded,
     is_shared,
+    part_of_rank,
     reduces_by_hook,
+    reshard,
     waiting_shards,
 )
 
@@ -65,6 +72,37 @@ def test_what_is_flattened_or_distributed_is_sharded():
     assert not is_sharded(parameter)
     parameter._fsdp_flattened = True
     assert is_sharded(parameter)
+
+
+def test_a_rank_has_the_whole_of_a_plain_tensor_and_its_part_of_a_distributed_one():
+    plain = torch.ones(2)
+    assert part_of_rank(plain) is plain
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        whole = distribute_tensor(plain, mesh, [Shard(0)])
+        part = part_of_rank(whole)
+        whole += 1
+        assert part.tolist() == [2.0, 2.0]
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"), reason="torch 2.6 shards on accelerators alone"
+)
+def test_what_was_gathered_is_given_up():
+    fully_shard = importlib.import_module("torch.distributed.fsdp").fully_shard
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        module = nn.Sequential(fully_shard(nn.Linear(2, 2), mesh=init_device_mesh("cpu", (1,))))
+        with torch.no_grad():
+            module(torch.ones(1, 2))
+            assert not is_sharded(module[0].weight)
+        reshard(module)
+        assert is_sharded(module[0].weight)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_plain_modules_have_neither_hooks_nor_shards():

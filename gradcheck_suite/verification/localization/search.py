@@ -24,6 +24,7 @@ from gradcheck_suite.verification.check import check_with
 from gradcheck_suite.verification.localization.quick_check import QuickResult, quick_check
 from gradcheck_suite.verification.options import CheckOptions
 from gradcheck_suite.verification.progress import Deadline, report_progress, shown, watched_by
+from gradcheck_suite.verification.sharded.check import is_sharded_anywhere
 from gradcheck_suite.verification.target.arguments import split_arguments
 from gradcheck_suite.verification.target.call_recorder import Call, CallRecorder, Kind
 from gradcheck_suite.verification.target.call_replay import (
@@ -116,6 +117,11 @@ def localize(
             arrives unchanged.
     """
     _validate(model, level, seed, time_limit, loss)
+    if is_sharded_anywhere(model, args, kwargs):
+        raise UsageError(
+            f"{type(model).__name__} is sharded over ranks, where calls inside of it can't be run "
+            "by themselves; localize before it is sharded"
+        )
     positional, keyword = split_arguments(args, kwargs)
     run = _Run(model, positional, keyword, loss, seed, Deadline.after(time_limit))
     with (

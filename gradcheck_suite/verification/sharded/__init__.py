@@ -1,0 +1,1 @@
+"""Functions of tensors that lie in parts on several ranks."""
