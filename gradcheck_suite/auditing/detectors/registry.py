@@ -81,6 +81,7 @@ from gradcheck_suite.auditing.detectors.memory.graph_kept import GraphKeptDetect
 from gradcheck_suite.auditing.detectors.memory.graph_without_backward import (
     GraphWithoutBackwardDetector,
 )
+from gradcheck_suite.auditing.detectors.memory.growing_graph import GrowingGraphDetector
 from gradcheck_suite.auditing.detectors.memory.hook_piles_up import HookPilesUpDetector
 from gradcheck_suite.auditing.detectors.memory.retain_graph import RetainGraphDetector
 from gradcheck_suite.auditing.detectors.memory.state_not_detached import StateNotDetached
@@ -191,6 +192,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
     contract = FunctionContractDetector(recorder)
     without_gradient = ParameterWithoutGradientDetector(recorder, windows, names)
     losses = ConstantLossTermDetector(recorder.state, without_gradient)
+    kept, unused = GraphKeptDetector(recorder, carried), GraphWithoutBackwardDetector(recorder)
     rates = LearningRateZeroDetector(recorder.optimizers, windows, leaves, names)
     return (
         leaves,
@@ -258,8 +260,9 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         LoadedAndOverwrittenDetector(recorder, leaves),
         CopiedBeforeLoadDetector(recorder, leaves),
         ComputedWeightWrittenDetector(),
-        GraphKeptDetector(recorder, carried),
-        GraphWithoutBackwardDetector(recorder),
+        kept,
+        unused,
+        GrowingGraphDetector(recorder, kept, unused),
         HookPilesUpDetector(leaves),
         without_gradient,
         losses,
