@@ -45,7 +45,7 @@ VERSIONS = (
 OLDEST, NEWEST = VERSIONS[0], VERSIONS[-1]
 WITH_SLOW = (OLDEST, DEVELOPMENT, NEWEST)
 """Where the slow tests run too; elsewhere they would take longer than all others together."""
-MORE_PYTHONS = ("3.13", "3.14")
+MORE_PYTHONS = ("3.10", "3.12", "3.13", "3.14")
 """The newest torch is tried on these too, where there is such an interpreter."""
 
 _ROOT = Path(__file__).parents[1]
@@ -392,9 +392,14 @@ def page(kept: dict[str, Any]) -> str:
         cells = (each.torch, each.python, slow, *numbers, *told)
         lines.append(f"| {' | '.join(map(str, cells))} |")
     lines += ["", "## Not covered", ""]
+    untried = [each for each in MORE_PYTHONS if not any(_is_of(each, one) for one in outcomes)]
+    lines += [
+        f"- torch {NEWEST} on Python {each}: not tried, as there was no such interpreter."
+        for each in untried
+    ]
     limited = [(each.torch, each.limits) for each in outcomes if each.limits]
     lines += [f"- torch {torch}: {limit}." for torch, limits in limited for limit in limits]
-    if not limited:
+    if not limited and not untried:
         lines.append("Nothing: all that the tool can tell is told on each of them.")
     lines += ["", "## Known differences", ""]
     known = list(_known(outcomes, usual))
@@ -404,6 +409,10 @@ def page(kept: dict[str, Any]) -> str:
         lines += ["", "## Failures", ""]
         lines += [f"- {each.key}: `{test}`: {reason}" for each, test, reason in wrong]
     return "\n".join(lines) + "\n"
+
+
+def _is_of(minor: str, outcome: Outcome) -> bool:
+    return outcome.python.rpartition(".")[0] == minor
 
 
 def _alone(outcome: Outcome, usual: set[str]) -> list[str]:

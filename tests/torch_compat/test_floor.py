@@ -63,6 +63,7 @@ def command(folder, *arguments):
         ("audit", "script.py"),
         ("verify", "script.py:f", "--inputs", "script.py:f"),
         ("graph", "script.py:f", "-o", "graph.html"),
+        ("localize", "script.py:f", "--inputs", "script.py:f"),
         ("demo",),
     ],
     ids=lambda arguments: arguments[0],

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from gradcheck_suite._torch_compat import limits as told
+from gradcheck_suite._torch_compat.limits import _FALLS_BACK as FALLS_BACK
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,14 @@ def test_each_limit_is_a_sentence(name, value, words, monkeypatch):
     monkeypatch.setattr(module, name, value)
     (only,) = told()
     assert words in only
+
+
+@pytest.mark.parametrize("place", range(len(FALLS_BACK)))
+def test_a_name_without_which_less_is_told_is_a_limit(place, monkeypatch):
+    owner, name, words = FALLS_BACK[place]
+    assert words not in told()
+    monkeypatch.delattr(owner, name)
+    assert words in told()
 
 
 PROGRAM = """

@@ -505,7 +505,7 @@ class _Walk:
             if through is not None:
                 return through
         if state is None and self.from_calls and name not in _PLAIN_CALLS:
-            return None if _is_tensor_method(node, name) else "live"
+            return None if _is_tensor_method(node, name) or _makes_an_object(name) else "live"
         return state
 
     def _end_at(self, node: ast.Call, of: ast.expr, owner: _State, given: _State) -> None:
@@ -592,6 +592,11 @@ _PLAIN_CALLS = frozenset(
         "empty",
     ]
 )
+
+
+def _makes_an_object(name: str | None) -> bool:
+    """Return whether this is the name of a class, as a scaler's, whose instances are no tensors."""
+    return name is not None and name[:1].isupper() and name not in ("Parameter", "Variable")
 
 
 def _is_tensor_method(node: ast.Call, name: str | None) -> bool:

@@ -61,6 +61,7 @@ from gradcheck_suite.auditing.events import (
     BackwardFinished,
     BackwardStarted,
     LeafBackwardStarted,
+    ScalerStepped,
     SessionEnded,
     StepFinished,
 )
@@ -217,6 +218,7 @@ class ParameterWithoutGradientDetector:
             BackwardFailed: self._after_failure,
             BackwardFinished: self._after_backward,
             StepFinished: self._after_step,
+            ScalerStepped: self._after_scaler,
             SessionEnded: self._at_the_end,
         }
 
@@ -405,6 +407,33 @@ class ParameterWithoutGradientDetector:
         if self._any_missing:
             return Attention.AWAKE
         return Attention.ASLEEP if self._is_settled() else None
+
+    def _after_scaler(self, event: ScalerStepped) -> None:
+        """Tell what cuts the loss off, where a scaler refuses a step that found no gradient."""
+        window = self._windows.of(event.optimizer)
+        untouched = not window.fills and all(each.grad is None for each in window.parameters())
+        if not event.failed or event.stepped or not self._stacks or not untouched:
+            return
+        frames = {frame.f_code: variables_of(frame) for frame in user_frames()}
+        flow = cut_before(next(reversed(self._stacks)), frames)
+        if not isinstance(flow, Cut):
+            return
+        verdict = broken(flow, None)
+        self._recorder.optimizers.cut_off.add(id(event.optimizer))
+        name = type(event.optimizer).__name__
+        self._facts[verdict.entry.code, verdict.location] = Finding.of(
+            verdict.entry,
+            f"scaler.step() found no gradient of {name}, and torch refuses: backward() has reached "
+            f"none of its parameters; {verdict.reason}",
+            detector="audit",
+            location=verdict.location,
+            related=(
+                *verdict.related,
+                *related((location_of(event.site), "scaler.step() is called here")),
+            ),
+            hint=verdict.hint,
+            evidence={"optimizer": name, "refused": True},
+        )
 
     def _is_settled(self) -> bool:
         """Return whether no step of any optimizer would be looked at any more."""

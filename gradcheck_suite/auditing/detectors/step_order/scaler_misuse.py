@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindows
     from gradcheck_suite.auditing.detectors.step_order.scaled_losses import Kind, ScaledLosses
     from gradcheck_suite.auditing.events import Subscriptions
+    from gradcheck_suite.auditing.object_names.optimizers import Optimizers
 
 __all__ = ["ScalerMisuseDetector"]
 
@@ -142,7 +143,10 @@ class _Occurrence:
 class ScalerMisuseDetector:
     """Reports scaler-misuse (GCS310)."""
 
-    def __init__(self, windows: AccumulationWindows, scaled: ScaledLosses) -> None:
+    def __init__(
+        self, optimizers: Optimizers, windows: AccumulationWindows, scaled: ScaledLosses
+    ) -> None:
+        self._optimizers = optimizers
         self._windows = windows
         self._scaled = scaled
         self._has_scaled: set[int] = set()
@@ -151,6 +155,8 @@ class ScalerMisuseDetector:
         # A step of an optimizer of which nobody knows yet whether the scaler has called it.
         self._pending: tuple[int, str, list[Kind], CallSite | None] | None = None
         self._occurrences: Occurrences[tuple[str, CallSite | None], _Occurrence] = Occurrences()
+        # The same, of steps whose loss may turn out to be cut off from the optimizer's parameters.
+        self._empty: dict[tuple[str, CallSite | None], int] = {}
 
     def subscriptions(self) -> Subscriptions:
         """Follow the calls on each scaler and each optimizer."""
@@ -249,7 +255,10 @@ class ScalerMisuseDetector:
         window = self._windows.of(event.optimizer)
         lost = bool(window.discarded)  # by a misplaced zero_grad, which is told of as such
         if not event.stepped and not lost and all(p.grad is None for p in window.parameters()):
-            self._report("gradient gone" if window.fills else "no gradient", name, event.site)
+            kind = "gradient gone" if window.fills else "no gradient"
+            self._report(kind, name, event.site)
+            if not window.fills:
+                self._empty[kind, event.site] = id(event.optimizer)
 
     def _update(self, event: ScalerUpdated) -> None:
         if not event.scaler.is_enabled():
@@ -264,6 +273,9 @@ class ScalerMisuseDetector:
 
     def findings(self) -> list[Finding]:
         """Return one finding for each line and kind of mistake."""
+        for key, optimizer in self._empty.items():
+            if optimizer in self._optimizers.cut_off:
+                self._occurrences.discard(key)
         return self._occurrences.findings(_finding)
 
 

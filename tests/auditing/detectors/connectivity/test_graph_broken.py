@@ -362,3 +362,44 @@ def test_values_drawn_from_what_has_a_graph(audited, only, line_of):
 @pytest.mark.parametrize("draw", [drawn_with_gradient, drawn_from_constants])
 def test_draws_that_keep_the_gradient_or_need_none(audited, draw):
     assert not audited(trained(draw)).findings
+
+
+def scaled_steps(loss_of, *, backward=True):
+    net = make_net()
+    optimizer, scaler = sgd(net), torch.amp.GradScaler("cpu", init_scale=8.0)
+    for x, y in data():
+        loss = loss_of(net(x), y)
+        if backward:
+            scaler.scale(loss).backward()
+        else:
+            scaler.scale(loss)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+def guesses_of_scores(scores, y):
+    guess = scores.argmax(1).float().unsqueeze(1).repeat(1, scores.shape[1])  # <- here
+    return F.cross_entropy(guess.requires_grad_(), y)
+
+
+def test_a_step_that_a_scaler_refuses_is_told_where_its_loss_was_cut_off(audited, only, line_of):
+    def loop():
+        with pytest.raises(AssertionError, match="No inf checks"):
+            scaled_steps(guesses_of_scores)
+
+    finding = only(audited(loop), "GCS401")
+    assert finding.severity.value == "error"
+    assert finding.location is not None
+    assert finding.location.line == line_of(guesses_of_scores)
+    assert "cut by `.argmax()`" in finding.message
+    assert finding.related[-1].message == "scaler.step() is called here"
+
+
+def test_a_step_that_a_scaler_refuses_for_want_of_a_backward_is_the_scalers(audited, only):
+    def loop():
+        with pytest.raises(AssertionError, match="No inf checks"):
+            scaled_steps(F.cross_entropy, backward=False)
+
+    finding = only(audited(loop), "GCS310")
+    assert "expected scaler.scale(loss).backward() before it" in finding.message

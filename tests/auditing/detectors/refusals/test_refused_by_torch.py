@@ -473,7 +473,7 @@ def test_torchs_own_warning_is_a_finding_at_its_line(warned, code, severity, wor
         warnings.simplefilter("always")
         warned()
     if not told:
-        pytest.skip("this torch does not warn of it")
+        pytest.skip(f"this torch does not warn of `{warned.__name__}`")
     with warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("always")
         with gs.audit() as session:
