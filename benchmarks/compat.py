@@ -235,6 +235,8 @@ def _environment(folder: Path, version: str, python: str) -> str:
     own = str(folder / "venv" / "bin" / "python")
     pins = folder / "constraints.txt"
     pinned = (_ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+    if _is_older(own):
+        pinned = []  # What is pinned is for the Python of development, and some of it for no older.
     # Each torch asks for a sympy and a setuptools of its own.
     pins.write_text(
         "".join(
@@ -252,6 +254,13 @@ def _environment(folder: Path, version: str, python: str) -> str:
             check=True,
         )
     return own
+
+
+def _is_older(python: str) -> bool:
+    """Return whether this interpreter is of an older minor version than the one that runs."""
+    minor = [python, "-c", "import sys; print(sys.version_info[1])"]
+    told = subprocess.run(minor, capture_output=True, text=True, check=True).stdout
+    return int(told) < sys.version_info[1]
 
 
 def _run_tests(own: str, report: Path, *, paths: Sequence[str], slow: bool) -> None:

@@ -73,6 +73,27 @@ def test_all_ranks_are_one_report_and_come_to_their_end(tmp_path, outside, ranks
     assert report["not_covered"] == []
 
 
+def test_the_launcher_itself_may_be_what_is_audited(tmp_path):
+    program = HEAD + BARE + END
+    (tmp_path / "train.py").write_text(program, encoding="utf-8")
+    launched = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", "train.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "gradcheck_suite", "audit", "--output-format", "json", *launched],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert (tmp_path / "checkpoint").exists(), done.stderr
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["summary"]["training_seen"]) == (0, False)
+    (line,) = [each for each in report["not_covered"] if "child process" in each]
+    assert line.startswith("3 child processes (3 by subprocess), which this audit does not watch")
+    assert "`torchrun --no-python gradcheck-suite audit train.py`" in line
+
+
 def test_a_world_of_another_size_than_the_environment_names_is_told(monkeypatch):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
