@@ -9,6 +9,7 @@ versions replaces theirs, and the page is written anew from all that are there.
     python -m benchmarks.compat 2.6.0 2.15.0        # these
     python -m benchmarks.compat --without-slow 2.8.0
     python -m benchmarks.compat --failed 2.6.0      # again, what had failed there
+    python -m benchmarks.compat --overhead 2.15.0   # what the audit costs a step there
     python -m benchmarks.compat --quick 2.6.0       # minutes: no page, exit status 1 on a failure
 """
 
@@ -88,7 +89,8 @@ class Outcome:
     cover there. ``differ`` are subjects of the banks whose findings are not those of the version of
     development, ``reworded`` how many differ in their words alone. ``slow`` says whether the tests
     marked so were among them. ``accused`` are the correct subjects with a warning or an error, None
-    where nobody has looked; ``commit`` is that of the tool.
+    where nobody has looked; ``commit`` is that of the tool; ``overhead`` is how many times as long
+    as the bare step an audited one took, None where that was not measured.
     """
 
     torch: str
@@ -104,6 +106,7 @@ class Outcome:
     minutes: float = 0.0
     accused: list[str] | None = None
     commit: str = ""
+    overhead: float | None = None
 
     @property
     def key(self) -> str:
@@ -117,6 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("versions", nargs="*", metavar="VERSION", help="of torch (default: all)")
     parser.add_argument("--quick", action="store_true", help="a few tests, no banks and no page")
     parser.add_argument("--failed", action="store_true", help="again, the tests that had failed")
+    parser.add_argument("--overhead", action="store_true", help="only measure the audit's cost")
     parser.add_argument("--without-slow", action="store_true", help="no tests marked slow")
     parser.add_argument("--python", metavar="PATH", help="the interpreter (default: this one)")
     parser.add_argument("--page", action="store_true", help="only write the page anew")
@@ -131,7 +135,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for version, python in pairs or _everything():
         print(f"== torch {version}, {python}", flush=True)
         slow = version in WITH_SLOW and not arguments.without_slow
-        if arguments.failed:
+        if arguments.overhead:
+            outcome = measure_overhead(version, python)
+        elif arguments.failed:
             outcome = try_failed_again(version, python)
         else:
             outcome = try_version(version, python, quick=arguments.quick, slow=slow)
@@ -208,6 +214,29 @@ def try_failed_again(version: str, python: str) -> Outcome:
                 outcome.skipped[test] = again.skipped[test]
             else:
                 outcome.passed += 1
+    return outcome
+
+
+def measure_overhead(version: str, python: str) -> Outcome:
+    """Measure what the audit adds to a step with this torch; the rest is kept as it was.
+
+    Raises:
+        KeyError: nothing is kept of this version.
+    """
+    outcome = Outcome(**_read(_KEPT)[Outcome(version, _version_of(python)).key])
+    with tempfile.TemporaryDirectory(prefix="gradcheck-suite-compat-") as folder:
+        own = _environment(Path(folder), version, python)
+        done = subprocess.run(
+            [own, "-m", "benchmarks.audit_overhead", "--json"],
+            cwd=_ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        (result,) = json.loads(done.stdout)["benchmarks"]
+        (audited,) = [row for row in result["rows"] if row["name"] == "gs.audit()"]
+        outcome.overhead = round(audited["ratio"], 2)
     return outcome
 
 
@@ -400,6 +429,14 @@ def page(kept: dict[str, Any]) -> str:
         told = (accused, len(each.differ), each.reworded, each.commit)
         cells = (each.torch, each.python, slow, *numbers, *told)
         lines.append(f"| {' | '.join(map(str, cells))} |")
+    measured = [each for each in outcomes if each.overhead is not None]
+    if measured:
+        lines += ["", "## What the audit costs a step", ""]
+        lines += [
+            f"- torch {each.key}: {each.overhead:.2f} times the bare step of the digits example "
+            "(`python -m benchmarks.audit_overhead`, medians of interleaved runs)."
+            for each in measured
+        ]
     lines += ["", "## Not covered", ""]
     untried = [each for each in MORE_PYTHONS if not any(_is_of(each, one) for one in outcomes)]
     lines += [
