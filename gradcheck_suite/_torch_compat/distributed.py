@@ -13,6 +13,7 @@ __all__ = [
     "connect_to",
     "default_store",
     "file_of",
+    "gathered_parameters",
     "has_state_in_parts",
     "is_saved",
     "is_sharded",
@@ -159,12 +160,36 @@ def reduces_by_hook(wrapped: Any) -> bool:
     return bool(getattr(wrapped, "_comm_hooks", ()))
 
 
+def gathered_parameters(module: Any) -> list[tuple[Any, Any]]:
+    """Return what FSDP2 gathers of a module itself: whole parameters, each with its shard.
+
+    A forward of that module computes with the whole ones, which are the leaves of its graph; those
+    of an optimizer are the shards (``_fully_shard/_fsdp_param.py``, torch 2.6 to 2.13).
+    """
+    pairs = (
+        (getattr(each, "_unsharded_param", None), each.sharded_param)
+        for group in _groups_of(module)
+        for each in getattr(group, "fsdp_params", ())
+    )
+    return [(whole, shard) for whole, shard in pairs if whole is not None]
+
+
 def waiting_shards(module: Any) -> list[Any]:
     """Return the parameters of an FSDP2 module whose gradients wait, as it is not to reduce them.
 
     They lie on the whole parameters of its groups (``_fully_shard/_fsdp_param_group.py``, torch 2.6
     to 2.13), where no optimizer sees them. Empty for other modules.
     """
+    return [
+        each.sharded_param
+        for group in _groups_of(module)
+        if not getattr(group, "reduce_grads", True)
+        for each in getattr(group, "fsdp_params", ())
+        if _has_whole_gradient(each)
+    ]
+
+
+def _groups_of(module: Any) -> list[Any]:
     get_state = getattr(module, "_get_fsdp_state", None)
     if get_state is None:
         return []
@@ -172,13 +197,7 @@ def waiting_shards(module: Any) -> list[Any]:
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is None:
         groups = [getattr(state, "_fsdp_param_group", None)]
-    return [
-        each.sharded_param
-        for group in groups
-        if group is not None and not getattr(group, "reduce_grads", True)
-        for each in getattr(group, "fsdp_params", ())
-        if _has_whole_gradient(each)
-    ]
+    return [group for group in groups if group is not None]
 
 
 def _has_whole_gradient(shard: Any) -> bool:

@@ -15,6 +15,7 @@ from gradcheck_suite._torch_compat import (
     connect_to,
     default_store,
     file_of,
+    gathered_parameters,
     is_saved,
     is_sharded,
     is_shared,
@@ -98,9 +99,13 @@ def test_what_was_gathered_is_given_up():
         module = nn.Sequential(fully_shard(nn.Linear(2, 2), mesh=init_device_mesh("cpu", (1,))))
         with torch.no_grad():
             module(torch.ones(1, 2))
-            assert not is_sharded(module[0].weight)
+            whole = module[0].weight
+            assert not is_sharded(whole)
         reshard(module)
         assert is_sharded(module[0].weight)
+        known = [(id(one), id(shard)) for one, shard in gathered_parameters(module[0])]
+        assert (id(whole), id(module[0].weight)) in known
+        assert gathered_parameters(module) == []
     finally:
         dist.destroy_process_group()
 

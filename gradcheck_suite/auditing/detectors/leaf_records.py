@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradcheck_suite._runtime.memory import is_readable
+from gradcheck_suite._torch_compat import gathered_parameters, is_sharded, part_of_rank
 from gradcheck_suite.auditing.detectors.reachable_parameters import reachable_graph
 from gradcheck_suite.auditing.events import (
     BackwardStarted,
@@ -198,8 +199,14 @@ class LeafRecord:
         self.missed = 0
         self.steps = self.with_gradient = self.with_zeros = 0
         self.changed: bool | None = None
-        self.sums = _sums(leaf) if _may_read() else None
+        self.sums = _sums(part_of_rank(leaf)) if _may_read() else None
         self.storage = _storage(leaf)
+
+    @property
+    def has_other_parts(self) -> bool:
+        """Return whether an optimizer owns it, and other ranks have other parts of it."""
+        tensor = self.reference()
+        return bool(self.owners) and tensor is not None and is_sharded(tensor)
 
     def reach(self, step: int, site: CallSite | None) -> None:
         """Note that a backward has reached it."""
@@ -242,6 +249,9 @@ class LeafRecords:
         self._later_optimizers = 0
         # Those of a step whose closure fills their gradients.
         self._filled_inside: list[LeafRecord] = []
+        # By the identity of what FSDP2 has gathered: that, and its shard.
+        self._gathered: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
+        self._has_shards = False
         self.fresh: dict[tuple[int, ...], FreshLeaves] = {}
         self.unowned: list[LeafRecord] = []
         self.stepped: list[LeafRecord] = []
@@ -285,6 +295,19 @@ class LeafRecords:
         """Return the record of a leaf, if it was seen."""
         known = self._living.get(id(tensor))
         return known if known is not None and known.reference() is tensor else None
+
+    def standing_for(self, leaf: Tensor) -> Tensor:
+        """Return what an optimizer has of a leaf: the shard, where a forward gathers the whole."""
+        whole, shard = self._gathered.get(id(leaf), (None, None))
+        known = shard() if whole is not None and shard is not None and whole() is leaf else None
+        return leaf if known is None else known
+
+    def _gather(self, root: nn.Module) -> None:
+        """Take up which leaves of a graph stand for shards."""
+        if self._has_shards:
+            for module in root.modules():
+                for whole, shard in gathered_parameters(module):
+                    self._gathered[id(whole)] = weakref.ref(whole), weakref.ref(shard)
 
     def note(self, tensor: Tensor, name: str | None = None) -> LeafRecord | None:
         """Return the record of a leaf, a new one if need be; None where there are too many."""
@@ -330,6 +353,7 @@ class LeafRecords:
         self.turns = max(1, min(self._recorder.optimizers.count, _MOST_TURNS))
         for parameter in parameters_of(optimizer):
             record = self.note(parameter)
+            self._has_shards = self._has_shards or is_sharded(parameter)
             if record is not None:
                 record.owners.add(number)
                 if record.owned_since is None:
@@ -342,7 +366,10 @@ class LeafRecords:
         if not self.is_looking:
             return
         self.unowned = []
-        for leaf in reachable_graph(event).leaves.values():
+        for module in self.modules() if self._has_shards else ():
+            self._gather(module)
+        for reached in reachable_graph(event).leaves.values():
+            leaf = self.standing_for(reached)
             record = self.note(leaf)
             if record is None:
                 continue
@@ -363,8 +390,9 @@ class LeafRecords:
         if known is None or known() is not module:
             self._modules[id(module)] = weakref.ref(module)
             called = variable_of(module) or type(module).__name__
+            self._gather(module)
             for name, parameter in module.named_parameters():
-                self.note(parameter, f"{called}.{name}")
+                self.note(self.standing_for(parameter), f"{called}.{name}")
 
     def _begin_step(self, event: StepStarted) -> None:
         step = self._recorder.state.step
@@ -450,12 +478,13 @@ class LeafRecords:
         for record in self._living.values():
             tensor = record.reference()
             if not record.changed and record.sums is not None and tensor is not None:
-                now = _sums(tensor)
+                now = _sums(part_of_rank(tensor))
                 if now is not None:
                     asked.append((record, record.sums, now))
         answers = read_answers([_differ(before, now) for _, before, now in asked])
         for (record, _, _), changed in zip(asked, answers, strict=True):
-            record.changed = changed
+            # A step may change an owned parameter on other ranks alone, as rows of an embedding.
+            record.changed = changed if changed or not record.has_other_parts else None
             if changed:
                 record.sums = None
 

@@ -536,6 +536,32 @@ def statistics_that_nobody_makes_equal(rank):
         optimizer.step()  # GCS801 note
 
 
+@where(SHARDS, wrong)
+def shards_never_cleared(rank):
+    from torch.distributed.fsdp import fully_shard
+
+    model = network()
+    fully_shard(model)
+    optimizer = Adam(model.parameters(), lr=0.01)
+    for x, y in batches(rank):
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()  # GCS301
+
+
+@where(SHARDS, wrong)
+def head_of_shards_that_no_optimizer_owns(rank):
+    from torch.distributed.fsdp import fully_shard
+
+    model = network()
+    fully_shard(model[2])
+    fully_shard(model)
+    optimizer = Adam(model[:2].parameters(), lr=0.01)  # GCS307 warning
+    for x, y in batches(rank):
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+        model.zero_grad()
+
+
 def train(model, rank, optimizer=None, *, count=STEPS, after=lambda: None, before=lambda: None):
     optimizer = optimizer or SGD(model.parameters(), lr=0.1)
     for x, y in batches(rank, count):
@@ -637,6 +663,77 @@ def fully_sharded(rank):
     model = network()
     fully_shard(model)
     train(model, rank, Adam(model.parameters(), lr=0.01))
+
+
+@where(SHARDS, correct)
+def shards_cleared_with_zeros(rank):
+    from torch.distributed.fsdp import fully_shard
+
+    model = network()
+    fully_shard(model)
+    optimizer = Adam(model.parameters(), lr=0.01)
+    for x, y in batches(rank):
+        F.mse_loss(model(x), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+
+@where(SHARDS, correct)
+def head_of_shards_with_an_optimizer_of_its_own(rank):
+    from torch.distributed.fsdp import fully_shard
+
+    model = network()
+    fully_shard(model[2])
+    fully_shard(model, reshard_after_forward=False)
+    trunk = Adam(model[:2].parameters(), lr=0.01)
+    head = SGD(model[2].parameters(), lr=0.01)
+    for x, y in batches(rank):
+        F.mse_loss(model(x), y).backward()
+        trunk.step()
+        head.step()
+        model.zero_grad()
+
+
+@where(SHARDS, correct)
+def head_of_shards_that_is_stepped_by_hand(rank):
+    from torch.distributed.fsdp import fully_shard
+
+    model = network()
+    fully_shard(model[2])
+    fully_shard(model)
+    optimizer = Adam(model[:2].parameters(), lr=0.01)
+    for x, y in batches(rank):
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for parameter in model[2].parameters():
+                parameter.add_(parameter.grad, alpha=-0.01)
+        model.zero_grad()
+
+
+@where(SHARDS, correct)
+def rows_of_an_embedding_on_each_rank(rank):
+    from torch.distributed.fsdp import fully_shard
+
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(8, 4)
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, words):
+            return self.head(self.table(words))
+
+    model = Words()
+    fully_shard(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(2 * STEPS):
+        words = torch.randint(0, 3, (6,), generator=generator)
+        F.cross_entropy(model(words), words % 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 @where(SHARDS, correct)

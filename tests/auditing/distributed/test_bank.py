@@ -52,8 +52,10 @@ def names(programs):
 def test_the_mistake_is_told_at_its_line_and_on_its_rank(program, reports):
     report = reports[program.__name__]
     assert sorted(told(report)) == sorted(expected(program))
-    steps = [each["evidence"]["step"] for each in report["findings"] if each["code"] != "GCS320"]
-    assert steps[0] - MADE_IN.get(program.__name__, 1) <= 1
+    steps = [
+        each["evidence"]["step"] for each in report["findings"] if each["code"].startswith("GCS8")
+    ]
+    assert not steps or steps[0] - MADE_IN.get(program.__name__, 1) <= 1
 
 
 @pytest.mark.parametrize("program", bank.CORRECT, ids=names(bank.CORRECT))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from gradcheck_suite import catalogue
-from gradcheck_suite._torch_compat import sparse_coo_parts, version_of
+from gradcheck_suite._torch_compat import part_of_rank, sparse_coo_parts, version_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors.base import Occurrences, related
 from gradcheck_suite.auditing.detectors.gradients import RESCALING, is_nonzero
@@ -192,7 +192,14 @@ class MissingZeroGradDetector:
         state.used = []
         state.left_at = self._recorder.state.backwards
         state.left = [
-            (parameter, id(gradient), gradient._version, _content(gradient) if take else None)  # noqa: SLF001 - `version_of`, spared a call
+            (
+                parameter,
+                id(gradient),
+                gradient._version  # noqa: SLF001 - `version_of`, spared two calls
+                if gradient.__class__ is torch.Tensor
+                else _version_of(gradient),
+                _content(gradient) if take else None,
+            )
             for parameter in parameters_of(event.optimizer)
             if (gradient := parameter.grad) is not None
         ]
@@ -225,9 +232,9 @@ class MissingZeroGradDetector:
 
     def _still_holds_the_sum(self, used: _Used) -> bool:
         gradient = used.current()
-        if gradient is None or not is_nonzero(gradient):
+        if gradient is None or not _is_nonzero(gradient):
             return False
-        writes = self._recorder.write_log.since(used.added_at, gradient)
+        writes = self._recorder.write_log.since(used.added_at, part_of_rank(gradient))
         return all(write.operation in RESCALING for write in writes)
 
     def findings(self) -> list[Finding]:
@@ -244,15 +251,15 @@ def _look_before_backward(state: _OptimizerState) -> None:
     state.left = []
     if not state.used and not state.stale:
         return
-    state.stale = [used for used in state.stale if is_nonzero(used.current())]
+    state.stale = [used for used in state.stale if _is_nonzero(used.current())]
     kept: list[_Used] = []
     with torch.no_grad():
         for used in state.used:
             gradient = used.current()
             # Whoever has written to the gradient since (a decay, a manual momentum) means it.
-            if gradient is None or version_of(gradient) != used.version:
+            if gradient is None or _version_of(gradient) != used.version:
                 continue
-            if not is_nonzero(gradient):
+            if not _is_nonzero(gradient):
                 continue
             if used.content is None and not state.proven:
                 # A write through .data moves no version. From the next step on, contents tell.
@@ -281,7 +288,18 @@ def _parts(gradient: Tensor) -> tuple[Tensor, ...]:
     """Return what a gradient consists of: itself, or the indices and values of a sparse one."""
     if gradient.layout is torch.sparse_coo:
         return sparse_coo_parts(gradient)
-    return (gradient,)
+    return (part_of_rank(gradient),)
+
+
+def _version_of(gradient: Tensor) -> int:
+    """Return a number that grows with each write: of a sharded one, to the whole or to the part."""
+    part = part_of_rank(gradient)
+    return version_of(gradient) + (0 if part is gradient else version_of(part))
+
+
+def _is_nonzero(gradient: Tensor | None) -> bool:
+    """Return whether a gradient is known not to be zero, in what this rank has of it."""
+    return gradient is not None and is_nonzero(part_of_rank(gradient))
 
 
 def _look_after_backward(state: _OptimizerState, event: BackwardFinished, now: int) -> None:
@@ -300,7 +318,7 @@ def _look_after_backward(state: _OptimizerState, event: BackwardFinished, now: i
 
 def _was_added_to(used: _Used) -> bool:
     gradient = used.current()
-    return gradient is not None and version_of(gradient) != used.version
+    return gradient is not None and _version_of(gradient) != used.version
 
 
 def _was_replaced(used: _Used) -> bool:
@@ -310,7 +328,7 @@ def _was_replaced(used: _Used) -> bool:
     if gradient is None or gradient is used.gradient() or gradient.grad_fn is None:
         return False
     used.gradient = weakref.ref(gradient)
-    used.version = version_of(gradient)
+    used.version = _version_of(gradient)
     return True
 
 

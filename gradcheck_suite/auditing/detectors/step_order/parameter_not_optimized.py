@@ -200,7 +200,8 @@ class ParameterNotOptimizedDetector:
             for node in order
             if not node.next_functions and (leaf := getattr(node, "variable", None)) is not None
         }
-        records = {key: self._leaves.of(leaf) for key, leaf in leaves.items()}
+        of, standing_for = self._leaves.of, self._leaves.standing_for
+        records = {key: of(standing_for(leaf)) for key, leaf in leaves.items()}
         owned = {key for key, each in records.items() if each is not None and each.owners}
         after = leaves_after(order, owned)
         for key, record in records.items():
