@@ -29,6 +29,7 @@ GradientsAskedInside       before an ``autograd.grad`` in the backward of a cust
 GradientsReturned          after BackwardFinished, if that was an ``autograd.grad``
 GraphReused                after BackwardStarted, if its graph reaches that of an earlier backward
 LeafBackwardStarted        after BackwardStarted, if it starts from a leaf
+LossGivenAsGradient        after BackwardStarted, if a loss is given as its own gradient
 GradientsFound             after BackwardStarted, if any parameter has a gradient already
 GraphKept                  after BackwardFinished, if that has left a graph behind
 GradientsDiscarded         after GradientsCleared, if what is lost by it was used by no step
@@ -124,6 +125,7 @@ __all__ = [
     "LeafBackwardStarted",
     "LegacyFunctionCalled",
     "LoadStarted",
+    "LossGivenAsGradient",
     "LossScaled",
     "ModeChanged",
     "ModuleConverted",
@@ -268,6 +270,12 @@ class GraphReused(NamedTuple):
     started: BackwardStarted
 
 
+class LossGivenAsGradient(NamedTuple):
+    """A backward is about to run whose root, of one element, is given as its own gradient."""
+
+    started: BackwardStarted
+
+
 class LeafBackwardStarted(NamedTuple):
     """A backward that is about to run starts from something that no operation has made."""
 
@@ -319,7 +327,8 @@ class StepSummarized(NamedTuple):
     """An optimizer has stepped, and its accumulation window is not the usual one.
 
     The usual one begins where the last was seen to end, and backwards fill gradients in it, all of
-    which the step has used. One that somebody follows is told of in any case.
+    which the step has used. The first of an optimizer is told of in any case, and one that somebody
+    follows.
     """
 
     step: StepFinished
@@ -674,6 +683,7 @@ Event: TypeAlias = (
     | GradientsAskedInside
     | GraphReused
     | LeafBackwardStarted
+    | LossGivenAsGradient
     | GradientsFound
     | GraphKept
     | StepStarted

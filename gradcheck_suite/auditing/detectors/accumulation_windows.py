@@ -395,7 +395,7 @@ class AccumulationWindows:
                 if other.ids <= window.ids:
                     other.consumed = len(other.fills)
                 other.others.update(numbers.intersection(fill.number for fill in other.fills))
-        if not is_usual or window.is_followed or window.awaited:
+        if not is_usual or window.is_followed or window.awaited or window.steps == 1:
             self._recorder.bus.emit(StepSummarized(event))
 
     def _begin_anew(self, _event: WatchResumed) -> None:

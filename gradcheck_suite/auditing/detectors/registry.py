@@ -73,6 +73,9 @@ from gradcheck_suite.auditing.detectors.corruption.written_below_its_reader impo
 )
 from gradcheck_suite.auditing.detectors.functions.function_calls import FunctionCallDetector
 from gradcheck_suite.auditing.detectors.functions.function_contract import FunctionContractDetector
+from gradcheck_suite.auditing.detectors.functions.loss_given_as_gradient import (
+    LossGivenAsGradientDetector,
+)
 from gradcheck_suite.auditing.detectors.functions.parameters_left_out import (
     ParametersLeftOutDetector,
 )
@@ -276,6 +279,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         contract,
         FunctionCallDetector(recorder, contract),
         ParametersLeftOutDetector(recorder),
+        LossGivenAsGradientDetector(),
         RefusedByTorchDetector(),
         StepRecords(recorder, windows, leaves, names),
         LedgerObserver(recorder, windows, leaves, losses),

@@ -39,6 +39,7 @@ from gradcheck_suite.auditing.events import (
     GraphKept,
     GraphReused,
     LeafBackwardStarted,
+    LossGivenAsGradient,
 )
 from gradcheck_suite.auditing.instrumentation.base import EventSource, is_compiling
 from gradcheck_suite.auditing.object_names.optimizers import changes_since
@@ -86,6 +87,7 @@ class BackwardSource(EventSource):
     kinds = (
         BackwardStarted,
         LeafBackwardStarted,
+        LossGivenAsGradient,
         GraphReused,
         GradientsFound,
         BackwardFailed,
@@ -99,8 +101,8 @@ class BackwardSource(EventSource):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)
         # Asked once: every call counts here.
-        self._tells_starts = recorder.bus.wants_any(self.kinds[:4])
-        self._tells_ends = recorder.bus.wants_any(self.kinds[5:8])
+        self._tells_starts = recorder.bus.wants_any(self.kinds[:5])
+        self._tells_ends = recorder.bus.wants_any(self.kinds[6:9])
         # By the place in a library: whether it is handed the loss; how often no line was found; and
         # the line of a forward.
         self._given: dict[tuple[int, ...], bool] = {}
@@ -134,7 +136,8 @@ class BackwardSource(EventSource):
             partly = not accumulates or bool(args[_INPUTS:] and args[_INPUTS])
             is_early = recorder.state.step < _STEPS_LOOKED_THROUGH
             begin = source.begin_uncollected if is_early else source.begin
-            generation, before = begin(t_outputs, accumulates=accumulates)
+            given = args[0] if args and accumulates else ()
+            generation, before = begin(t_outputs, given, accumulates=accumulates)
             failed = True
             result: Any = ()
             try:
@@ -210,7 +213,7 @@ class BackwardSource(EventSource):
             recorder.state.is_aside = False
 
     def begin_uncollected(
-        self, outputs: Any, *, accumulates: bool
+        self, outputs: Any, given: Any, *, accumulates: bool
     ) -> tuple[Generation, GradientState]:
         """Do as ``begin``, while garbage collection is paused.
 
@@ -220,13 +223,15 @@ class BackwardSource(EventSource):
         was_enabled = gc.isenabled()
         gc.disable()
         try:
-            return self.begin(outputs, accumulates=accumulates)
+            return self.begin(outputs, given, accumulates=accumulates)
         finally:
             if was_enabled:
                 gc.enable()
 
-    def begin(self, outputs: Any, *, accumulates: bool) -> tuple[Generation, GradientState]:
-        """Tell that a backward begins; return what ``end`` needs."""
+    def begin(
+        self, outputs: Any, given: Any, *, accumulates: bool
+    ) -> tuple[Generation, GradientState]:
+        """Tell that a backward begins, with these gradients; return what ``end`` needs."""
         recorder = self.recorder
         site = exact_call_site()
         index = recorder.count_backward()
@@ -250,6 +255,8 @@ class BackwardSource(EventSource):
                 recorder.bus.emit(started)
                 if generation.reused:
                     recorder.bus.emit(GraphReused(started))
+                if given and given[0] is roots[0] and roots[0].numel() == 1:
+                    recorder.bus.emit(LossGivenAsGradient(started))
                 if has_leaf:
                     recorder.bus.emit(LeafBackwardStarted(started))
             # Who keeps the event keeps no graph by it.

@@ -88,3 +88,67 @@ def copies_that_are_trained_by_hand():
         with torch.no_grad():
             for p in other.parameters():
                 p.sub_(p.grad, alpha=0.05)
+
+
+def adapted(model, run, optimizer):
+    copied = copy.deepcopy(model)
+    inner = optimizer(copied.parameters())
+    for _ in range(2):
+        inner.zero_grad()
+        run(model, copied)(torch.randn(3, 4)).square().mean().backward()
+        inner.step()
+    return copied
+
+
+def meta_training(run, tasks=6, optimizer=torch.optim.Adam):
+    model = nn.Linear(4, 1)
+    outer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for task in range(tasks):
+        copied = adapted(model, lambda *both, task=task: run(task, *both), optimizer)
+        outer.zero_grad()
+        (copied(torch.randn(6, 4)) - 1).square().mean().backward()
+        for mine, theirs in zip(model.parameters(), copied.parameters(), strict=True):
+            mine.grad = theirs.grad.clone()
+        outer.step()
+
+
+@buggy("GCS303")
+def inner_loop_that_runs_the_original():
+    meta_training(lambda _task, model, _copied: model)
+
+
+@clean
+def inner_loop_that_runs_the_copy():
+    meta_training(lambda _task, _model, copied: copied)
+
+
+@clean
+def inner_loop_that_runs_the_copy_but_once():
+    meta_training(lambda task, model, copied: model if task == 2 else copied)
+
+
+@clean
+def optimizers_that_step_in_all_turns_but_their_own():
+    models = [nn.Linear(4, 1) for _ in range(4)]
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.01) for each in models]
+    for turn in range(8):
+        for each in optimizers:
+            each.zero_grad()
+        models[turn % 4](torch.randn(6, 4)).square().mean().backward()
+        for each in optimizers:
+            each.step()
+
+
+class ByHand(torch.optim.SGD):
+    """Moves its parameters without gradients."""
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(torch.randn_like(parameter), alpha=0.01)
+
+
+@clean
+def optimizers_made_anew_that_need_no_gradient():
+    meta_training(lambda _task, model, _copied: model, optimizer=ByHand)

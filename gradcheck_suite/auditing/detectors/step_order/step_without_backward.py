@@ -11,6 +11,9 @@ those that were cleared, if any, came from a backward before the forward that wa
 
 Where ``zero_grad`` clears what the backward of the turn before has left, and the very first step
 on that line came before there was any gradient, the step comes too early in each turn.
+
+Or a line steps optimizers that are made anew, as an inner loop does, and none of them has ever
+found a gradient, though backwards ran before each step: they went to other parameters.
 """
 
 from __future__ import annotations
@@ -49,7 +52,12 @@ _ENOUGH_SKIPPED = 3
 """Turns of an optimizer, all there were, that skipped its gradients. Chosen: the first may come
 before any backward, and one more may be left out on purpose."""
 
-_LIKELY = ("again", "skipped")
+_ENOUGH_MADE = 3
+"""Optimizers that one line has stepped, all there were, none of which ever found a gradient.
+Chosen: one of them is told of by its parameters, and two may be a pair of which a later one
+trains."""
+
+_LIKELY = ("again", "elsewhere", "skipped")
 
 
 class _Seen:
@@ -78,6 +86,14 @@ class _Seen:
 
 
 @dataclass(slots=True)
+class _Elsewhere:
+    """How many optimizers a line has stepped, and how often, without a gradient ever."""
+
+    optimizers: int = 0
+    steps: int = 0
+
+
+@dataclass(slots=True)
 class _Occurrence:
     optimizer: str
     kind: str
@@ -96,6 +112,8 @@ class StepWithoutBackwardDetector:
             weakref.WeakKeyDictionary()
         )
         self._occurrences: Occurrences[object, _Occurrence] = Occurrences()
+        # By the line of the step; None where one on that line has found gradients.
+        self._elsewhere: dict[CallSite | None, _Elsewhere | None] = {}
 
     def subscriptions(self) -> Subscriptions:
         """Look at each step's end: a closure runs its backward inside the step."""
@@ -106,7 +124,9 @@ class StepWithoutBackwardDetector:
         window = self._windows.stepped
         summary = window.summary
         if summary is None:
+            self._elsewhere[event.site] = None  # nobody knows what that one has found
             return
+        self._look_at_line(window, summary, event)
         seen = self._seen.get(window)
         blank_at = None if seen is None else seen.blank_at
         is_early = bool(summary.discarded) and blank_at is not None and blank_at == summary.site
@@ -132,6 +152,27 @@ class StepWithoutBackwardDetector:
             self._look_at_early(window, seen, summary, event)
         else:
             self._look_at_idle(window, seen, summary, event)
+
+    def _look_at_line(
+        self, window: AccumulationWindow, summary: StepSummary, event: StepFinished
+    ) -> None:
+        """Count the optimizers of a line whose gradients no backward has ever filled."""
+        line = self._elsewhere.setdefault(event.site, _Elsewhere())
+        if line is None:
+            return
+        has_gradients = any(each.grad is not None for each in window.parameters())
+        # Those of torch move nothing without a gradient.
+        is_known = type(event.optimizer).__module__.startswith("torch.optim")
+        is_blank = is_known and not (summary.fills or summary.discarded or has_gradients)
+        if not is_blank:
+            self._elsewhere[event.site] = None
+            self._occurrences.discard((event.site, "elsewhere"))
+        elif summary.backwards:
+            line.optimizers += window.steps == 1
+            line.steps += 1
+            if line.optimizers >= _ENOUGH_MADE:
+                made = window.constructed_at
+                self._report(event, "elsewhere", made, count=line.steps)
 
     def _look_at_early(
         self, window: AccumulationWindow, seen: _Seen, summary: StepSummary, event: StepFinished
@@ -238,6 +279,7 @@ def _are_unchanged(window: AccumulationWindow, left: list[tuple[int, int, Finger
 
 def _finding(occurrence: _Occurrence, count: int) -> Finding:
     name = occurrence.optimizer
+    beside = "this backward runs after the step"
     if occurrence.kind == "early":
         message = (
             f"{name}.step() ran before backward() in each turn: it found no gradient, and those "
@@ -251,6 +293,15 @@ def _finding(occurrence: _Occurrence, count: int) -> Finding:
             "since its last step; expected a backward() before each step"
         )
         hint = "call loss.backward() before step()"
+    elif occurrence.kind == "elsewhere":
+        message = (
+            f"{name}.step() ran {count} times on this line, of optimizers that are made anew, and "
+            "none of them ever found a gradient: each backward() before it went to other "
+            "parameters, and no step has changed anything; expected the forward to run with the "
+            "parameters that the optimizer was given"
+        )
+        beside = "the optimizers are made here"
+        hint = "run the copies that the optimizer owns, and not what they were copied from"
     elif occurrence.kind == "skipped":
         message = (
             f"{name}.step() ran {count} times without a gradient: no backward() ran "
@@ -269,7 +320,7 @@ def _finding(occurrence: _Occurrence, count: int) -> Finding:
         detector="audit",
         severity=Severity.WARNING if occurrence.kind in _LIKELY else Severity.ERROR,
         location=location_of(occurrence.site),
-        related=related((location_of(occurrence.other), "this backward runs after the step")),
+        related=related((location_of(occurrence.other), beside)),
         hint=hint,
         evidence={"count": count, "step": occurrence.step, "optimizer": name},
     )
