@@ -29,6 +29,7 @@ from tests.auditing.loops import (  # noqa: F401 - they fill the bank
     owners_and_modes,
     parts,
     rates,
+    resumes,
     scaling,
     schedules,
     seeds,
@@ -101,6 +102,22 @@ def test_the_bank_is_large_enough():
 
 
 WORDS = {
+    "copies_in_the_groups_after_the_moments_were_loaded": (
+        "warning",
+        "Adam was given the states of 4 parameters, none of which it owned any more at its first",
+    ),
+    "optimizer_made_again_after_its_moments_were_loaded": (
+        "warning",
+        "Adam was given a state and never stepped after that: another Adam took 3 steps of its",
+    ),
+    "heads_in_another_order_in_the_resumed_run": (
+        "warning",
+        "`heads.news.bias` got the moments of `heads.news.weight`, `heads.news.bias`, `heads.mail",
+    ),
+    "inner_loop_that_runs_the_original": (
+        "warning",
+        "of optimizers that are made anew, and none of them ever found a gradient",
+    ),
     "average_made_before_a_load": ("warning", "copies of them from before the load"),
     "block_that_rectifies_what_it_adds": (
         "warning",

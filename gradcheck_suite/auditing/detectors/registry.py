@@ -112,6 +112,7 @@ from gradcheck_suite.auditing.detectors.step_order.learning_rate_zero import (
     LearningRateZeroDetector,
 )
 from gradcheck_suite.auditing.detectors.step_order.leftover_gradient import LeftoverGradientDetector
+from gradcheck_suite.auditing.detectors.step_order.loaded_moments import LoadedMomentsDetector
 from gradcheck_suite.auditing.detectors.step_order.lost_state import LostStateDetector
 from gradcheck_suite.auditing.detectors.step_order.lost_updates import LostUpdatesDetector
 from gradcheck_suite.auditing.detectors.step_order.missing_zero_grad import MissingZeroGradDetector
@@ -235,6 +236,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         ParameterNotOptimizedDetector(recorder, windows, leaves),
         ParameterInTwoOptimizersDetector(windows, names),
         OptimizerMadeAnewDetector(recorder),
+        LoadedMomentsDetector(recorder, windows),
         LostStateDetector(recorder.optimizers, leaves),
         NoEffectDetector(recorder.optimizers),
         SharedMemoryDetector(recorder.optimizers, names),
