@@ -102,6 +102,10 @@ def test_the_bank_is_large_enough():
 
 
 WORDS = {
+    "beginning_loaded_after_each_epoch": (
+        "warning",
+        "a weight of Adam was set back to what it had been before the first step, 3 times, and",
+    ),
     "copies_in_the_groups_after_the_moments_were_loaded": (
         "warning",
         "Adam was given the states of 4 parameters, none of which it owned any more at its first",

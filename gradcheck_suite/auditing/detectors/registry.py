@@ -166,6 +166,9 @@ from gradcheck_suite.auditing.detectors.step_order.unused_gradients import (
 from gradcheck_suite.auditing.detectors.step_order.weights_not_restored import (
     WeightsNotRestoredDetector,
 )
+from gradcheck_suite.auditing.detectors.step_order.weights_set_back import (
+    WeightsSetBackDetector,
+)
 from gradcheck_suite.auditing.detectors.step_order.zero_grad_misplaced import (
     ZeroGradMisplacedDetector,
 )
@@ -251,6 +254,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         LostUpdatesDetector(windows),
         StepInsideAutocastDetector(),
         WeightsNotRestoredDetector(recorder, windows),
+        WeightsSetBackDetector(recorder),
         PerturbationLeftDetector(recorder, windows),
         DeclaredFrozenDetector(recorder),
         FrozenParameterDetector(windows, names),

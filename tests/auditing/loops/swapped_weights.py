@@ -385,3 +385,95 @@ def slow_weights_that_training_goes_on_from():
                     p.copy_(kept)
         if number % 12 == 11:
             drawn(model)
+
+
+def trained_by_epochs(set_back, optimizer=torch.optim.Adam, epochs=4, **options):
+    model = network()
+    trained_by = optimizer(model.parameters(), lr=0.01, **options)
+    beginning = copy.deepcopy(model.state_dict())
+    of_optimizer = copy.deepcopy(trained_by.state_dict())
+    for epoch in range(epochs):
+        model.train()
+        for _ in range(3):
+            step(model, trained_by)
+        set_back(epoch, model, beginning, (trained_by, of_optimizer))
+
+
+def loaded_again(_epoch, model, beginning, _optimizer):
+    model.load_state_dict(beginning)
+
+
+@buggy("GCS316")
+def beginning_loaded_after_each_epoch():
+    trained_by_epochs(loaded_again)
+
+
+@buggy("GCS316")
+def average_of_nothing_copied_in_for_each_checkpoint():
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    average = Average(model)
+    for _ in range(4):
+        model.train()
+        for _ in range(3):
+            step(model, optimizer)
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p.data.copy_(average.shadow[name])  # <- here
+        copy.deepcopy(model.state_dict())
+
+
+@clean
+def beginning_loaded_once():
+    trained_by_epochs(lambda epoch, *rest: None if epoch else loaded_again(epoch, *rest))
+
+
+@clean
+def beginning_loaded_for_each_task_with_the_optimizer():
+    def put_back(_epoch, model, beginning, optimizer):
+        model.load_state_dict(beginning)
+        optimizer[0].load_state_dict(optimizer[1])
+
+    trained_by_epochs(put_back)
+
+
+@clean
+def beginning_loaded_for_each_task_without_moments():
+    trained_by_epochs(loaded_again, torch.optim.SGD)
+
+
+@clean
+def another_optimizer_for_each_fold():
+    model = network()
+    beginning = copy.deepcopy(model.state_dict())
+    for _ in range(4):
+        model.load_state_dict(beginning)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        model.train()
+        for _ in range(3):
+            step(model, optimizer)
+
+
+@clean
+def state_of_the_last_epoch_loaded_where_it_was_better():
+    kept = {}
+
+    def keep(epoch, model, _beginning, _optimizer):
+        if epoch % 2:
+            model.load_state_dict(kept)
+        kept.update(copy.deepcopy(model.state_dict()))
+
+    trained_by_epochs(keep)
+
+
+@clean
+def momentum_of_a_learner_that_begins_from_moving_weights():
+    slow = {}
+
+    def outer(_epoch, model, beginning, _optimizer):
+        slow.update(slow or beginning)
+        for name, value in model.state_dict().items():
+            slow[name] = torch.lerp(slow[name], value, 0.5)
+        model.load_state_dict(slow)
+
+    trained_by_epochs(outer, torch.optim.SGD, momentum=0.9)
