@@ -16,6 +16,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from gradcheck_suite._runtime.packages import folder_that_has, module_command, module_of_file
 from gradcheck_suite._runtime.patches import Patches
 from gradcheck_suite.auditing.distributed.rank_reports import RankReports
 from gradcheck_suite.auditing.notebooks import Notebook, read_notebook
@@ -160,8 +161,24 @@ def _run(program: _Program, main: ModuleType, session: Session) -> int:
         return _status_of(stop)
     except BaseException as error:  # noqa: BLE001 - Python would show it and end, so do we
         _show(error, in_cells=isinstance(program.source, Notebook))
+        _advise_on_relative_import(error, program)
         return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED
     return 0
+
+
+def _advise_on_relative_import(error: BaseException, program: _Program) -> None:
+    """Say how a script is run whose relative imports fail because it has no package."""
+    if program.spec is not None or not isinstance(error, ImportError):
+        return
+    if "relative import with no known parent package" not in str(error):
+        return
+    place = module_of_file(Path(program.file), levels=1)
+    if place is not None:
+        folder, name = place
+        say(
+            "note: a script has no package to import from, with python itself as well; run it as a "
+            f"module of its package: {module_command(folder, name)}"
+        )
 
 
 def _show_cells(main: ModuleType, notebook: Notebook) -> None:
@@ -298,9 +315,14 @@ def _find_module(name: str) -> _Program:
     loader = None if spec is None else spec.loader
     code = loader.get_code(spec.name) if spec and hasattr(loader, "get_code") else None  # type: ignore[union-attr]
     if spec is None or code is None:
-        raise UsageError(
-            f"audit: there is no module {name or repr(name)} that can be run; "
+        folder = None if spec is not None else folder_that_has(name)
+        advice = (
             "expected what python -m takes"
+            if folder is None
+            else f"it lies in {folder}, where Python does not look: {module_command(folder, name)}"
+        )
+        raise UsageError(
+            f"audit: there is no module {name or repr(name)} that can be run; {advice}"
         )
     return _Program(name=name, file=spec.origin or name, first_on_path=here, source=code, spec=spec)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import importlib.util
 import inspect
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradcheck_suite._runtime.frames import definition_line
+from gradcheck_suite._runtime.packages import folder_that_has, module_of_file
 from gradcheck_suite.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,12 +27,12 @@ _FORM = "FILE.py:name, such as model.py:attention or model.py:Net.loss"
 def load_target(target: str) -> object:
     """Run the file that ``target`` names as a module and return the object in it.
 
-    The file is imported under its own stem, with its folder first on ``sys.path`` so that it
-    finds its neighbours, and only once however many targets name it. Whatever the file raises
-    arrives unchanged.
+    A file in a package is imported as that package's module, so that its relative imports work,
+    and any other under its own stem, with its folder first on ``sys.path`` so that it finds its
+    neighbours; only once however many targets name it. Whatever the file raises arrives unchanged.
 
     Args:
-        target: ``FILE.py:name``; ``name`` may be dotted (``Net.loss``).
+        target: ``FILE.py:name`` or ``MODULE:name``; ``name`` may be dotted (``Net.loss``).
 
     Raises:
         UsageError: the text has another form, or there is no such file or name.
@@ -41,10 +43,11 @@ def load_target(target: str) -> object:
     if not all(part.isidentifier() for part in name.split(".")):
         raise UsageError(f"expected {_FORM}, got {target!r}: {name!r} is not a Python name")
     path = Path(file)
-    if not path.is_file():
+    module = None if path.exists() else _module_called(file)
+    if module is None and not path.is_file():
         kind = "is a directory" if path.is_dir() else "does not exist"
         raise UsageError(f"{file} {kind}; expected {_FORM}")
-    value: object = _import_file(path.resolve())
+    value: object = module or _import_file(path.resolve())
     for depth, part in enumerate(name.split(".")):
         if not hasattr(value, part):
             owner = ".".join(name.split(".")[:depth])
@@ -202,7 +205,38 @@ def made_by(target: str) -> object:
     return maker()
 
 
+def _module_called(name: str) -> ModuleType | None:
+    """Import a module by its name, from here or from where the project keeps its packages."""
+    if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
+        return None
+    folder = folder_that_has(name)
+    _search_first(Path.cwd() if folder is None else folder.absolute())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            return None
+        raise
+
+
+def _search_first(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
 def _import_file(path: Path) -> ModuleType:
+    in_package = module_of_file(path)
+    if in_package is not None:
+        folder, name = in_package
+        package = sys.modules.get(name.partition(".")[0])
+        file = getattr(package, "__file__", None)
+        if package is None or (file and Path(file).resolve().is_relative_to(folder)):
+            # What runs as a script finds its neighbours in its own folder as well.
+            _search_first(path.parent)
+            _search_first(folder)
+            module = importlib.import_module(name)
+            if _same_file(getattr(module, "__file__", None), path):
+                return module
     loaded = sys.modules.get(path.stem)
     if loaded is not None and _same_file(getattr(loaded, "__file__", None), path):
         return loaded
@@ -212,9 +246,7 @@ def _import_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} is not a Python source file; expected {_FORM}")
     module = importlib.util.module_from_spec(spec)
-    folder = str(path.parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    _search_first(path.parent)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)

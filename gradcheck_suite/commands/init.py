@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.commands._shared import Subparsers
     from gradcheck_suite.setup.plan import Change, Plan
     from gradcheck_suite.setup.repository import Repository
-    from gradcheck_suite.setup.training import Training
+    from gradcheck_suite.setup.training import Training, TrainingScript
 
 _PARTS: Final = ("pre-commit", "settings", "pytest", "ci")
 _DESCRIPTION = """\
@@ -166,9 +166,20 @@ def _next_steps(
     yield "  gradcheck-lint                        what the source shows now"
     scripts = [script for script in training.scripts if script.is_script]
     if scripts:
-        command = f"gradcheck-suite audit {shlex.quote(visible(scripts[0].path))}"
-        yield f"  {command:<36}  what a run of it shows"
+        yield f"  {visible(_audit_of(scripts[0], repository)):<36}  what a run of it shows"
     yield "  gradcheck-suite init --undo           takes all of this back"
+
+
+def _audit_of(script: TrainingScript, repository: Repository) -> str:
+    from gradcheck_suite._runtime.packages import module_command, module_of_file  # noqa: PLC0415 - on demand
+
+    place = None
+    if script.levels:
+        place = module_of_file(repository.root / script.path, levels=script.levels)
+    if place is None:
+        return f"gradcheck-suite audit {shlex.quote(script.path)}"
+    folder, module = place
+    return module_command(folder, module)
 
 
 def _undo(repository: Repository) -> int:

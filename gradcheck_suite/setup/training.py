@@ -39,13 +39,15 @@ class TrainingScript:
     """A file that trains.
 
     ``line`` is that of the first backward, or of the call that lets a trainer do it, ``framework``
-    who owns the loop, or None, and ``is_script`` whether running the file begins it.
+    who owns the loop, or None, ``is_script`` whether running the file begins it, and ``levels`` how
+    many folders its relative imports go up, which only a module can, and no script.
     """
 
     path: str
     line: int
     framework: str | None
     is_script: bool
+    levels: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,14 @@ def _script(path: str, source: bytes) -> TrainingScript | None:
         line, owner = _handed_over(tree, frameworks)
     if line is None:
         return None
-    return TrainingScript(path.replace(os.sep, "/"), line, owner, is_script=_runs(tree, line))
+    imports = (node.level for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    return TrainingScript(
+        path.replace(os.sep, "/"),
+        line,
+        owner,
+        is_script=_runs(tree, line),
+        levels=max(imports, default=0),
+    )
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:

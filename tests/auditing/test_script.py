@@ -228,6 +228,41 @@ def test_what_cannot_be_run(target, as_module, words, tmp_path, monkeypatch):
     assert words in str(info.value)
 
 
+@pytest.fixture
+def package_in_src(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "src" / "ops_that_train"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "train.py").write_text("from . import __name__ as name\nprint(name)\n")
+    return folder
+
+
+@pytest.mark.filterwarnings("default::ImportWarning")
+def test_a_script_of_a_package_is_said_to_be_run_as_a_module(package_in_src, capfd):
+    command = "PYTHONPATH=src gradcheck-suite audit -m ops_that_train.train\n"
+    assert audit_script("src/ops_that_train/train.py").exit_status == 1
+    error, _, said = capfd.readouterr().err.rstrip("\n").rpartition("\n")
+    assert error.endswith("ImportError: attempted relative import with no known parent package")
+    assert f"{said}\n".endswith(f"run it as a module of its package: {command}")
+    with pytest.raises(UsageError) as info:
+        audit_script("ops_that_train.train", as_module=True)
+    assert f"{info.value}\n".endswith(f"it lies in src, where Python does not look: {command}")
+    # Other errors of imports, and what is in no package, are left to the traceback.
+    (package_in_src / "train.py").write_text("import no_such_dependency\n")
+    assert audit_script("src/ops_that_train/train.py").exit_status == 1
+    assert "run it as a module" not in capfd.readouterr().err
+
+
+def test_a_module_is_looked_for_where_pytest_looks(package_in_src, tmp_path):
+    (tmp_path / "src").rename(tmp_path / "my lib")
+    settings = '[tool.pytest.ini_options]\npythonpath = ["my lib"]\n'
+    for written, words in (("", "expected what python"), (settings, "PYTHONPATH='my lib' ")):
+        (tmp_path / "pyproject.toml").write_text(written)
+        with pytest.raises(UsageError, match=words):
+            audit_script("ops_that_train.train", as_module=True)
+
+
 def test_source_in_another_encoding(script, tmp_path, capfd):
     path = tmp_path / "latin.py"
     path.write_bytes("# -*- coding: latin-1 -*-\nprint(len('\xe9'))\n".encode("latin-1"))

@@ -88,3 +88,45 @@ def test_what_the_file_raises_arrives_unchanged_and_leaves_no_half_module(tmp_pa
         with pytest.raises(LookupError, match="mine"):
             load_target(f"{path}:f")
     assert "broken_model" not in sys.modules
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "src" / "ops_of_ours" / "deep"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    (folder.parent / "__init__.py").write_text("VALUE = 7\n")
+    (folder / "train.py").write_text("from .. import VALUE\ndef value(): return VALUE\n")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["src/ops_of_ours/deep/train.py", "ops_of_ours.deep.train"])
+def test_a_file_in_a_package_is_a_module_of_it(package, name):
+    assert load_target(f"{name}:value")() == 7
+    module = sys.modules["ops_of_ours.deep.train"]
+    assert load_target(f"{package / 'train.py'}:value") is module.value
+
+
+def test_a_script_of_a_package_finds_its_neighbours_as_scripts_do(package):
+    (package / "neighbour_by_name.py").write_text("OTHER = 8\n")
+    (package / "run.py").write_text("import neighbour_by_name as it\nother = it.OTHER\n")
+    assert load_target("src/ops_of_ours/deep/run.py:other") == 8
+
+
+def test_a_package_that_bears_the_name_of_another_leaves_that_alone(tmp_path):
+    import json
+
+    (tmp_path / "json").mkdir()
+    (tmp_path / "json" / "__init__.py").write_text("")
+    (tmp_path / "json" / "of_ours.py").write_text("mine = 1\n")
+    assert load_target(f"{tmp_path / 'json' / 'of_ours.py'}:mine") == 1
+    assert sys.modules["json"] is json
+
+
+def test_what_a_module_lacks_itself_is_not_said_of_the_module(package):
+    (package / "lacking.py").write_text("import no_such_dependency\n")
+    with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
+        load_target("ops_of_ours.deep.lacking:f")
+    with pytest.raises(UsageError, match=r"ops_of_ours\.deep\.tarin does not exist; expected FILE"):
+        load_target("ops_of_ours.deep.tarin:f")

@@ -432,3 +432,12 @@ def test_a_script_with_spaces_is_named_as_a_shell_takes_it(project, ask):
     _, out, _ = ask("settings", "--yes")
     assert "\n  gradcheck-suite audit 'train me\\x1b.py'" in out
     assert "\x1b" not in out
+
+
+def test_a_script_with_relative_imports_is_to_be_run_as_a_module(project, ask):
+    package = project / "src" / "ops_of_init"
+    package.mkdir(parents=True)
+    (package / "train.py").write_text(f"from .model import Net\n{LOOP}")
+    (project / "train.py").unlink()
+    command = "\n  PYTHONPATH=src gradcheck-suite audit -m ops_of_init.train  what a run"
+    assert command in ask("settings", "--yes")[1]
