@@ -14,7 +14,7 @@ class Momentum(nn.Module):
 
     @torch.no_grad()
     def follow(self):
-        pairs = zip(self.slow_body.parameters(), self.body.parameters())
+        pairs = zip(self.slow_body.parameters(), self.body.parameters())  # GCS414
         for slow, fast in pairs:
             slow.lerp_(fast, 0.1)
 

@@ -176,7 +176,7 @@ def _read(
         parent, (cst.Param, cst.FunctionDef, cst.Comparison, cst.ComparisonTarget, cst.If)
     ):
         return "harmless"
-    return "returned" if _is_returned(whole, parents) else "given"
+    return _put_into(whole, parents)
 
 
 def _called(
@@ -271,8 +271,11 @@ def argument_for(
     return None
 
 
-def _is_returned(node: cst.CSTNode, parents: dict[int, cst.CSTNode]) -> bool:
+def _put_into(node: cst.CSTNode, parents: dict[int, cst.CSTNode]) -> str:
+    """Tell what is done with a list or a tuple that a name stands in, or with the name itself."""
     parent = parents.get(id(node))
     while isinstance(parent, (cst.Tuple, cst.List, cst.Dict, cst.Element, cst.DictElement)):
         parent = parents.get(id(parent))
-    return type(parent) is cst.Return
+    if type(parent) is cst.AssignTarget:
+        return "bound"
+    return "returned" if type(parent) is cst.Return else "given"

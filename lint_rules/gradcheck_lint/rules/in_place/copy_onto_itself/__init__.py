@@ -8,6 +8,7 @@ from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.in_place.copy_onto_itself.best_models import best_models
 from gradcheck_lint.rules.in_place.copy_onto_itself.kept_states import kept_states
 from gradcheck_lint.rules.in_place.copy_onto_itself.own_copies import own_copies
+from gradcheck_lint.rules.in_place.copy_onto_itself.references import own_references
 from gradcheck_lint.rules.in_place.copy_onto_itself.second_names import (
     replaced_followers,
     second_names,
@@ -36,3 +37,5 @@ class CopyOntoItself(Rule):
         if module.mentions(b"load_state_dict", b"zip("):
             yield from second_names(function)
             yield from replaced_followers(function)
+        if module.mentions(b"no_grad", b"inference_mode"):
+            yield from own_references(function)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gradcheck_lint.model.module import FunctionModel, ModuleModel
+    from gradcheck_lint.model.scopes import ClassScope
 
 __all__ = ["kept_states", "owner_of_state", "without_copy"]
 
@@ -296,7 +297,7 @@ def _loaded_later(function: FunctionModel, index: int, kept: str, owner: str) ->
         elif (
             "." in kept
             and _is_of_same(function.scope, load, kept, owner)
-            and _is_made_once(function.module, owner)
+            and _is_made_once(function, owner)
         ):
             return load
     return None
@@ -324,7 +325,7 @@ def _saves_another(function: FunctionModel, index: int, save: _Load, owner: str)
         return False
     if save.scope is not function.scope:
         is_own = function.scope.owner is not None and save.scope.owner is function.scope.owner
-        return is_own and "." in save.state and _is_made_once(function.module, owner)
+        return is_own and "." in save.state and _is_made_once(function, owner)
     is_after = any(not _has(loop, save.node) for loop in loops) and index < save.index
     return is_after and _trains_between(function, index, replace(save, owner=owner))
 
@@ -401,14 +402,26 @@ def _is_of_same(scope: FunctionScope, load: _Load, kept: str, owner: str) -> boo
 _KEEPS_BEST: Final = re.compile(r"best|backup|orig|cache|snapshot|early|old|prev|state|weight")
 
 
-def _is_made_once(module: ModuleModel, owner: str) -> bool:
-    """Return whether a model that an object holds is not made anew in the file."""
+def _is_made_once(function: FunctionModel, owner: str) -> bool:
+    """Return whether a model that an object holds is not made anew by a method of its class."""
     if "." not in owner:
         return True
+    module, kept_by = function.module, function.scope.owner
+    family = {id(known) for known in module.scopes.lineage(kept_by)}
     made = sum(
-        _makes_anew(node, owner) for function in module.functions() for node in function.scope.nodes
+        _makes_anew(node, owner)
+        for other in module.functions()
+        if kept_by is None or _is_of_family(other, kept_by, family)
+        for node in other.scope.nodes
     )
     return made <= 1
+
+
+def _is_of_family(function: FunctionModel, kept_by: ClassScope, family: set[int]) -> bool:
+    """Return whether this is a method of a class, of its bases or of what derives from it."""
+    owner = function.scope.owner
+    lineage = function.module.scopes.lineage(owner)
+    return owner is not None and (id(owner) in family or any(one is kept_by for one in lineage))
 
 
 def _is_changed(module: ModuleModel, function: FunctionModel, kept: str) -> bool:

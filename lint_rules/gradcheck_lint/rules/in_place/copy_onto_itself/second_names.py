@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from gradcheck_lint.model.module import FunctionModel, ModuleModel
     from gradcheck_lint.model.scopes import FunctionScope
 
-__all__ = ["parameters_of", "replaced_followers", "second_names"]
+__all__ = ["followers", "parameters_of", "replaced_followers", "same_module", "second_names"]
 
 
 def second_names(function: FunctionModel) -> Iterator[Violation]:
     """Yield where a network that follows another is given that other one itself."""
-    pairs = _followers(function.module)
+    pairs = followers(function.module)
     words = frozenset[str]().union(*pairs)
     if words.isdisjoint(function.scope.words | function.scope.parameters):
         return
@@ -57,7 +57,7 @@ def replaced_followers(function: FunctionModel) -> Iterator[Violation]:
         if len(pairs) != 1:
             continue  # the two are exchanged
         ((target, value),) = pairs
-        name, other = dotted_name(target), _same_module(value, function)
+        name, other = dotted_name(target), same_module(value, function)
         if name is None or other is None or name == other:
             continue
         is_own = scope.owner is not None and name.startswith(f"{scope.first_parameter}.")
@@ -126,7 +126,7 @@ def _made(function: FunctionModel) -> dict[str, _Made]:
         for target, value in assigned_pairs(node):
             name = dotted_name(target)
             if name is not None:
-                source = "" if name in made else _same_module(value, function) or ""
+                source = "" if name in made else same_module(value, function) or ""
                 made[name] = _Made(node, source)
     return made
 
@@ -144,7 +144,7 @@ def _is_set_elsewhere(function: FunctionModel, name: str) -> bool:
     )
 
 
-def _same_module(value: cst.BaseExpression, function: FunctionModel) -> str | None:
+def same_module(value: cst.BaseExpression, function: FunctionModel) -> str | None:
     """Return the place of a module that a value is, itself or with the same parameters."""
     while type(value) is cst.Call:
         name = function.module.scopes.resolve_import(dotted_name(value.func) or "")
@@ -160,7 +160,7 @@ def _same_module(value: cst.BaseExpression, function: FunctionModel) -> str | No
 _ITSELF: Final = SAME_MODULE_METHODS | {"eval", "train"}
 
 
-def _followers(module: ModuleModel) -> set[frozenset[str]]:
+def followers(module: ModuleModel) -> set[frozenset[str]]:
     """Return the last names of each two networks of which one is given the other's parameters."""
     if "followers" not in module.memo:
         module.memo["followers"] = {

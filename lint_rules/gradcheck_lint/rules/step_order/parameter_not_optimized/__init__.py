@@ -20,8 +20,8 @@ from gradcheck_lint.rules.step_order.parameter_not_optimized.attaching_methods i
     attached_by_methods,
 )
 from gradcheck_lint.rules.step_order.parameter_not_optimized.late_layers import attached_later
-from gradcheck_lint.rules.step_order.parameter_not_optimized.own_parameters import own_parameters
-from gradcheck_lint.rules.step_order.parameter_not_optimized.unlisted_layers import left_out
+from gradcheck_lint.rules.step_order.parameter_not_optimized.unlisted_parts import unlisted_parts
+from gradcheck_lint.rules.step_order.parameter_not_optimized.unowned import unowned
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -42,7 +42,7 @@ class ParameterNotOptimized(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every layer that is attached after an optimizer was made that is used later."""
-        yield from left_out(function)
+        yield from unowned(function)
         yield from _of_spent_iterators(function)
         for late in late_parameters(function):
             yield Violation(
@@ -57,15 +57,7 @@ class ParameterNotOptimized(Rule):
                 ),
             )
         yield from attached_by_methods(function)
-        for own in own_parameters(function):
-            yield Violation(
-                own.optimizer,
-                f"the optimizer is given all layers of the model one by one, and not `{own.name}`, "
-                "which is a parameter beside them: it is never trained",
-                Severity.WARNING,
-                f"give it `{own.name}` as well, or all of the model's `parameters()`",
-                ((own.made, "made here"),),
-            )
+        yield from unlisted_parts(function)
         has_groups = function.module.matches(_GROUPS)
         if not has_groups:
             yield from attached_later(function)

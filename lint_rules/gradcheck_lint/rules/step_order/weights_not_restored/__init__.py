@@ -67,7 +67,9 @@ class WeightsNotRestored(Rule):
             write = _of_original(found, nodes)
             if _is_made(write, nodes) or not _is_trained(write, module):
                 continue
-            evaluation = _evaluation_after(write, nodes, function)
+            evaluation, purpose = _evaluation_after(write, nodes, function), "an evaluation"
+            if evaluation is None:
+                evaluation, purpose = _saved_after(write, nodes), "a checkpoint"
             others = [other for other in written if other.node is not write.node]
             if evaluation is None or any(_undoes(other, write, nodes) for other in others):
                 continue
@@ -75,11 +77,11 @@ class WeightsNotRestored(Rule):
                 continue
             yield Violation(
                 write.node,
-                f"the weights of `{write.owner}` are replaced for an evaluation that repeats, and "
+                f"the weights of `{write.owner}` are replaced for {purpose} that repeats, and "
                 "nothing puts back what was trained: the next step goes on from these",
                 Severity.WARNING,
-                "keep a copy of the weights before, and copy them back after the evaluation",
-                ((evaluation, "the evaluation"),),
+                "keep a copy of the weights before, and copy them back afterwards",
+                ((evaluation, purpose),),
             )
 
 
@@ -208,6 +210,20 @@ def _evaluation_after(
             if here:
                 return node
         elif (evaluates or _is_named(name)) and (is_of_model or name.startswith("self.")):
+            return node
+    return None
+
+
+def _saved_after(write: Write, nodes: Sequence[cst.CSTNode]) -> cst.CSTNode | None:
+    """Return what asks for the state of the model after a write, to keep it."""
+    owner, is_after = last_word(write.owner), False
+    inside = set(_within(write.node))
+    for node in nodes:
+        is_after = is_after or node is write.node
+        name = dotted_name(node.func) if type(node) is cst.Call and is_after else None
+        if name is None or id(node) in inside or last_word(name) != "state_dict":
+            continue
+        if last_word(name.rpartition(".")[0]) == owner:
             return node
     return None
 

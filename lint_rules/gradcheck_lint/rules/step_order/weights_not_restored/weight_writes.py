@@ -93,6 +93,13 @@ def _in_loop(loop: cst.For, function: FunctionModel) -> Iterator[Write]:
     """Yield the write of a loop over weights, if it copies something that is kept into them."""
     written = [name for node in walk(loop.body) for name in _copied_into(node)]
     sources = {name.value for name in _names(loop.body)}
+    by_name = {
+        dotted_name(item.value) or ""
+        for node in walk(loop.body)
+        if next(_copied_into(node), None) is not None
+        for item in walk(node)
+        if type(item) is cst.Subscript
+    }
     for name, iterated in _targets(loop):
         if name not in written:
             continue
@@ -104,7 +111,7 @@ def _in_loop(loop: cst.For, function: FunctionModel) -> Iterator[Write]:
             _is_copy(_owner(other)[0] or "", function)
             or _AVERAGE.search(_owner(other)[0] or "") is not None
             for other in kept
-        )
+        ) or any(_is_copy(path, function) or _AVERAGE.search(path) for path in by_name)
         yield Write(loop, owner, is_of_object=is_list and "." in owner, is_kept=is_kept)
 
 
