@@ -14,7 +14,8 @@ class Momentum(nn.Module):
 
     @torch.no_grad()
     def follow(self):
-        pairs = zip(self.slow_body.parameters(), self.body.parameters())  # GCS414
+        body = self.body.parameters()
+        pairs = zip(self.slow_body.parameters(), body)  # GCS414
         for slow, fast in pairs:
             slow.lerp_(fast, 0.1)
 
