@@ -244,6 +244,21 @@ def test_a_model_on_the_meta_device():
     assert session.findings == ()
 
 
+def test_a_large_model_on_the_meta_device():
+    """All of its tensors have one address, and contents that nobody can share."""
+    with torch.device("meta"):
+        net = nn.Sequential(*(nn.Linear(128, 128) for _ in range(3)))
+        batch = torch.randn(2, 128)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with gs.audit(net, report=False) as session:
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(batch).square().mean().backward()
+            optimizer.step()
+    assert session.findings == ()
+    assert any("meta" in line for line in session.report.not_covered)
+
+
 def test_a_backward_in_another_thread():
     from concurrent.futures import ThreadPoolExecutor
 

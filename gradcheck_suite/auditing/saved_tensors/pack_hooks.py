@@ -255,7 +255,8 @@ class SavedTensors:
             self._recent_birth = birth
         known = self._recent.get(address)
         first = None if known is None else known()
-        if first is None or first.version != packed.version:
+        # Where its contents could not be read (on the meta device), there is nothing to share.
+        if first is None or first.version != packed.version or first.address != CHECKSUMMED:
             self._recent[address] = weakref.ref(packed)
             return None
         tensor, other = packed.tensor, first.tensor
