@@ -146,7 +146,7 @@ class Optimizers:
     Attributes:
         on_new: called when an optimizer is seen for the first time.
         without_backward: the identities of those that are told of as stepping without a backward.
-        cut_off: the identities of those of which it is told where the loss of a scaler was cut off.
+        cut_off: the identities of those that are told of as cut off from their loss altogether.
         bare_at: the number of the last backward that began with no gradient at all.
         replaced: the identities of the parameters that are told of as no longer the model's.
         parameter_modules: in which modules parameters have been found.

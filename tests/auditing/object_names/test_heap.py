@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 import gc
 import json
+import subprocess
+import sys
+import types
 from itertools import count
 from pathlib import Path
 
@@ -213,3 +216,60 @@ def test_nobody_else_in_the_audit_searches():
         if isinstance(node, ast.Attribute) and node.attr in searches
     }
     assert found == {"object_names/heap.py"}
+
+
+AFTER_ASYNCIO = """
+import asyncio, gc
+from gradcheck_suite.auditing.object_names.heap import Heap
+
+async def wait():
+    future = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(future.set_result, None)
+    await future
+
+async def main():
+    await asyncio.gather(*(wait() for _ in range(50)))
+
+class Thing:
+    pass
+
+asyncio.run(main())
+things = [Thing() for _ in range(20)]
+heap = Heap()
+heap.referrers(things), heap.referrers(things[:2]), heap.referents(Thing)
+for _ in range(3):
+    heap.collect(2)
+    heap.referents(Thing)
+asyncio.run(main())
+print("came to its end")
+"""
+
+
+def test_collections_end_after_searches_where_asyncio_has_run():
+    """In CPython 3.12 they did not: see ``_with_freed_objects``."""
+    done = subprocess.run(
+        [sys.executable, "-c", AFTER_ASYNCIO],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout == "came to its end\n", done.stderr
+
+
+def test_the_references_of_an_unsafe_module_are_never_read(monkeypatch):
+    unsafe, read = types.ModuleType("unsafe"), []
+    things = unsafe.things = [Thing() for _ in range(20)]
+    original = gc.get_referents
+
+    def noted(*objects):
+        read.extend(map(id, objects))
+        return original(*objects)
+
+    monkeypatch.setattr(module, "_with_freed_objects", lambda: unsafe)
+    monkeypatch.setattr(gc, "get_referents", noted)
+    heap = Heap()
+    found = [*heap.referrers(things), *heap.referrers([vars(unsafe)]), *heap.referents(Thing)]
+    assert id(unsafe) not in read
+    assert read
+    assert not any(each is unsafe for each in found)

@@ -119,7 +119,8 @@ class Verdict:
     """Why a parameter got no gradient, and what is to be done about it.
 
     What is said of a module has ``MODULE`` for its name, and ``outermost`` is then the name of the
-    module that this may be said of as a whole.
+    module that this may be said of as a whole. ``is_cut`` says that the expression that cuts all
+    ways to the loss is known.
     """
 
     entry: catalogue.Entry
@@ -130,6 +131,7 @@ class Verdict:
     related: tuple[Related, ...] = ()
     doubts: tuple[str, ...] = ()
     outermost: str | None = None
+    is_cut: bool = False
 
 
 @dataclass(slots=True)
@@ -203,6 +205,7 @@ def broken(flow: Flow, seen: Location | None) -> Verdict:
             "what depends on it is computed while recording is switched off",
             "compute it with recording on, or freeze the parameter",
             related=related,
+            is_cut=True,
         )
     if isinstance(flow, Cut) and flow.forced:
         return Verdict(
@@ -223,6 +226,7 @@ def broken(flow: Flow, seen: Location | None) -> Verdict:
             what, "keep the tensor itself in the loss; convert or detach it for logging only"
         ),
         related=related,
+        is_cut=isinstance(flow, Cut),
     )
 
 
@@ -247,12 +251,13 @@ def finding_of(watched: Watched, group: Group) -> Finding:
         shown += f" and {len(names) - _NAMES_SHOWN} more"
     many = len(names) > 1
     reason = verdict.reason.replace(MODULE, called(group.places))
+    cut_off = verdict.is_cut and len(names) == watched.parameters
     return Finding.of(
         verdict.entry,
         f"{shown} got no gradient in the {watched.steps} steps of {watched.name} that own"
         f"{'s' if watched.steps == 1 else ''} {'them' if many else 'it'}: {reason}",
         detector="audit",
-        severity=verdict.severity,
+        severity=Severity.ERROR if cut_off else verdict.severity,
         doubts=verdict.doubts,
         location=verdict.location,
         related=verdict.related,

@@ -569,6 +569,8 @@ class ParameterWithoutGradientDetector:
                 verdict = replace(verdict, doubts=(_STAND_IN,))
             key = (verdict.entry.code, verdict.location, verdict.reason, verdict.outermost)
             groups.setdefault(key, Group(verdict)).places.append(place)
+        if nothing_trains and any(each.verdict.is_cut for each in groups.values()):
+            told.cut_off.add(watched.identity)
         return [finding_of(watched, group) for group in groups.values()]
 
     def _verdict(self, watched: Watched, identity: int, place: Place) -> Verdict:  # noqa: PLR0911 - one for each cause

@@ -367,6 +367,11 @@ class ParameterNotOptimizedDetector:
             stale = [each for each in stale if not any(each is other for other in anew)]
         heap = self._recorder.heap
         if stale and (replaced or not _are_held(stale, event.optimizer, heap)):
+            dimensions = {each.dim() for each in stale}
+            for each in lost:
+                # A head for another number of classes has other sizes.
+                alike = len(each.record.shape) in dimensions
+                each.replaced = each.replaced or (alike and each.beside_trained)
             self._told.update(map(id, stale))
             self._recorder.optimizers.replaced.update(map(id, stale))
             self._stale.append(Stale(_maker(window, event.site), len(stale), event.number))

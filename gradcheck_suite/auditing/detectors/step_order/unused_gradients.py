@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from gradcheck_suite.auditing.detectors.leaf_records import LeafRecords
     from gradcheck_suite.auditing.events import Subscriptions
+    from gradcheck_suite.auditing.object_names.optimizers import Optimizers
     from gradcheck_suite.findings import JSON
 
 __all__ = ["UnusedGradientsDetector"]
@@ -69,7 +70,10 @@ class _Steps:
 class UnusedGradientsDetector:
     """Reports zero-grad-misplaced (GCS302) of backwards that no step uses."""
 
-    def __init__(self, windows: AccumulationWindows, leaves: LeafRecords) -> None:
+    def __init__(
+        self, optimizers: Optimizers, windows: AccumulationWindows, leaves: LeafRecords
+    ) -> None:
+        self._optimizers = optimizers
         self._windows = windows
         self._leaves = leaves
         self._steps: weakref.WeakKeyDictionary[AccumulationWindow, _Steps] = (
@@ -127,7 +131,12 @@ class UnusedGradientsDetector:
             for (site, cleared), lost in steps.lost.items()
             if len(lost) >= _ENOUGH
             and not self._is_for_others(site)
-            and (finding := _finding(steps, site, cleared, lost)) is not None
+            and (
+                finding := _finding(
+                    steps, site, cleared, lost, cut_off=bool(self._optimizers.cut_off)
+                )
+            )
+            is not None
         ]
 
     def _is_for_others(self, site: CallSite | None) -> bool:
@@ -140,6 +149,8 @@ def _finding(
     site: CallSite | None,
     cleared: CallSite | None,
     lost: list[tuple[int, int]],
+    *,
+    cut_off: bool,
 ) -> Finding | None:
     backward, zeroed = location_of(site), location_of(cleared)
     sizes = [size for size, _ in lost]
@@ -153,6 +164,13 @@ def _finding(
         scope = None if tree is None or backward is None else innermost(tree, backward.line)
         if scope is not None and _reads_gradients(scope):
             return None
+        doubts = []
+        if tree is not None and _reads_gradients(tree):
+            doubts.append("the file reads .grad: the gradients may be wanted for themselves")
+        if cut_off:
+            doubts.append(
+                "it may be the loss of another optimizer, which is cut off from what that one owns"
+            )
         return Finding.of(
             catalogue.ZERO_GRAD_MISPLACED,
             f"the gradients of this backward() were cleared before a step of {steps.optimizer} "
@@ -160,9 +178,7 @@ def _finding(
             "expected a step between it and zero_grad()",
             detector="audit",
             severity=Severity.WARNING,
-            doubts=["the file reads .grad: the gradients may be wanted for themselves"]
-            if tree is not None and _reads_gradients(tree)
-            else [],
+            doubts=doubts,
             location=backward or zeroed,
             related=related((zeroed, "cleared here"), apart_from=backward or zeroed),
             hint="call the optimizer's step() after the last backward() of a turn",

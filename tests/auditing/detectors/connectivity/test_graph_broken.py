@@ -403,3 +403,41 @@ def test_a_step_that_a_scaler_refuses_for_want_of_a_backward_is_the_scalers(audi
 
     finding = only(audited(loop), "GCS310")
     assert "expected scaler.scale(loss).backward() before it" in finding.message
+
+
+def rivals_of_which_one_learns_nothing():
+    maker, judge = nn.Linear(3, 4), nn.Linear(4, 1)
+    own, other = sgd(maker), sgd(judge)
+    for x, _ in data(12):
+        fake = maker(x[:, :3]).detach()  # <- here
+        other.zero_grad()
+        (judge(fake).mean() - judge(x).mean()).backward()
+        other.step()
+        own.zero_grad()
+        (-judge(fake).mean()).backward()
+        own.step()
+
+
+def rivals():
+    maker, judge = nn.Linear(3, 4), nn.Linear(4, 1)
+    own, other = sgd(maker), sgd(judge)
+    for x, _ in data(12):
+        fake = maker(x[:, :3])
+        other.zero_grad()
+        (judge(fake.detach()).mean() - judge(x).mean()).backward()
+        other.step()
+        own.zero_grad()
+        (-judge(fake).mean()).backward()
+        own.step()
+
+
+def test_what_an_optimizer_trains_in_vain_is_an_error_and_its_consequence_a_note(audited, line_of):
+    found = audited(rivals_of_which_one_learns_nothing).findings
+    told = {each.code: each for each in found}
+    assert told["GCS401"].severity.value == "error"
+    assert told["GCS401"].location.line == line_of(rivals_of_which_one_learns_nothing)
+    assert told["GCS302"].severity.value == "note"
+
+
+def test_two_that_train_against_one_another_are_no_error(audited):
+    assert not [each for each in audited(rivals).findings if each.severity.value == "error"]

@@ -92,6 +92,32 @@ def test_another_model_that_is_trained_on_is_found_where_the_optimizer_was_made(
     assert found == {("GCS308", made), ("GCS307", made)}
 
 
+class WithHead(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(self.body(x).tanh())
+
+
+def test_a_head_for_another_number_of_classes_is_an_error(audited):
+    def loop():
+        model = WithHead()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        model.head = nn.Linear(8, 3)
+        for _ in range(8):
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.randn(4, 4)), torch.randint(3, (4,))).backward()
+            optimizer.step()
+
+    told = {each.code: each for each in audited(loop).findings}
+    assert told.keys() == {"GCS307", "GCS308"}
+    finding = told["GCS307"]
+    assert finding.severity is Severity.ERROR
+    assert "`model.head.weight`, `model.head.bias`" in finding.message
+
+
 def test_layers_taken_out_are_found(audited):
     def pruned():
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))
