@@ -38,6 +38,7 @@ MORE = (
     "audit_loops",
     "audit_subjects",
     "graph_page",
+    "large_jobs",
     "lint_recall",
     "lint_speed",
     "owner_search",
