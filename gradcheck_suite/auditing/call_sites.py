@@ -17,7 +17,7 @@ from gradcheck_suite._runtime.frames import Owner, folder_prefix, owner_of_file
 from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from types import CodeType, FrameType, TracebackType
 
 __all__ = [
@@ -105,18 +105,21 @@ def call_site(start: FrameType | None = None) -> CallSite | None:
     return None if fallback is None else (fallback.f_code, fallback.f_lasti)
 
 
-def exact_call_site() -> CallSite | None:
+def exact_call_site(outside: Collection[CodeType] = ()) -> CallSite | None:
     """Return the innermost place in the user's code, and where a library it called has come to.
 
     A training loop inside a library is one line of the user's, however many backwards and steps it
     has: what compares places, to tell whether one call was made again, asks for this.
+
+    Args:
+        outside: functions in which the place is not to be, as those that construct an object.
     """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - as above
     kinds = kind_of_file
     inner: FrameType | None = None
     while frame is not None:
         kind = kinds[frame.f_code.co_filename]
-        if kind == _USER:
+        if kind == _USER and frame.f_code not in outside:
             here = (frame.f_code, frame.f_lasti)
             return here if inner is None else (*here, inner.f_code, inner.f_lasti)
         if kind == _LIBRARY and inner is None:

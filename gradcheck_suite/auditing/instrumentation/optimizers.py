@@ -137,7 +137,7 @@ class OptimizerSource(EventSource):
             finally:
                 under_construction.discard(id(self))
             if recorder.resume() and recorder.optimizers.note(self):
-                recorder.bus.emit(OptimizerConstructed(self, _asked_for_at(recorder)))
+                recorder.bus.emit(OptimizerConstructed(self, _asked_for_at(recorder, type(self))))
 
         return __init__
 
@@ -207,9 +207,11 @@ def _is_in_its_step(optimizer: Optimizer) -> bool:
     return False
 
 
-def _asked_for_at(recorder: Recorder) -> CallSite | None:
+def _asked_for_at(recorder: Recorder, kind: type) -> CallSite | None:
     """Return the user's line that makes an optimizer, or has set up the library that does."""
-    site = exact_call_site()
+    # Not the line of a class of the program's own that calls the constructor it inherits.
+    own = [getattr(vars(each).get("__init__"), "__code__", None) for each in kind.__mro__]
+    site = exact_call_site([code for code in own if code is not None]) or exact_call_site()
     of_library = site[2:] if site is not None else ()
     if recorder.configured_at is None or not of_library:
         return site

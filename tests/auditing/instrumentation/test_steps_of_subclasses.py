@@ -54,3 +54,24 @@ def test_steps_are_seen_again_after_one_that_raised(model):
         train(optimizer, model, clear=False)
     assert session.report.summary["steps"] == 4
     assert [each.code for each in session.findings] == ["GCS301"]
+
+
+class WithRate(SGD):
+    def __init__(self, parameters, scale):
+        super().__init__(parameters, lr=0.1 * scale)
+
+
+class WithTwiceTheRate(WithRate):
+    def __init__(self, parameters):
+        super().__init__(parameters, 2)
+
+
+def test_it_is_made_where_its_class_is_called(model, line_of):
+    def loop():
+        train(WithTwiceTheRate(model.parameters()), model)  # <- made
+
+    with gs.audit(report=False) as session:
+        loop()
+    (optimizer,) = session.ledger.optimizers
+    assert optimizer.made is not None
+    assert optimizer.made.line == line_of(loop, "made")

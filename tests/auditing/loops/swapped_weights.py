@@ -477,3 +477,20 @@ def momentum_of_a_learner_that_begins_from_moving_weights():
         model.load_state_dict(slow)
 
     trained_by_epochs(outer, torch.optim.SGD, momentum=0.9)
+
+
+@clean
+def clients_that_begin_from_the_common_weights():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    common = {name: each.clone() for name, each in model.state_dict().items()}
+    for _ in range(4):
+        trained = []
+        for _client in range(2):
+            model.load_state_dict(common)
+            evaluate(model)
+            for _ in range(3):
+                step(model, optimizer)
+            evaluate(model)
+            trained.append({name: each.clone() for name, each in model.state_dict().items()})
+        common = {name: sum(each[name] for each in trained) / 2 for name in common}

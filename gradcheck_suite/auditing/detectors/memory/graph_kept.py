@@ -114,7 +114,8 @@ class GraphKeptDetector:
 
     def _at_the_end(self, _event: SessionEnded) -> None:
         self._freed.end()
-        alive = self._freed.alive() if self._freed.nobody else 0
+        nobody = self._freed.nobody and not self._freed.any_kept
+        alive = self._freed.alive() if nobody else 0
         self._unowned = alive if alive >= LIKELY else 0
         exhausted = self._recorder.heap.is_exhausted
         if self._freed.alive() >= CERTAIN and not self._freed.any_kept and exhausted:

@@ -65,11 +65,13 @@ class _Replaced(NamedTuple):
         running: the user's lines that ran then, innermost first.
         written: the line of the last write, where that is known.
         operation: by what it wrote.
+        judged: whether the weights that the last step had left were evaluated before.
     """
 
     running: tuple[CallSite, ...]
     written: CallSite | None
     operation: str | None
+    judged: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -91,6 +93,7 @@ class _Followed:
         usual: how many steps without an evaluation were compared.
         changes: before how many of them the weights had changed as well.
         switched: whether it was put into evaluation mode.
+        judged: whether it was evaluated as the last step had left it.
     """
 
     module: weakref.ref[nn.Module]
@@ -108,6 +111,7 @@ class _Followed:
     changes: int = 0
     evaluated: bool = False
     switched: bool = False
+    judged: bool = False
     stop: Callable[[], None] | None = field(default=None, repr=False)
 
     def is_watched(self) -> bool:
@@ -227,6 +231,7 @@ class WeightsNotRestoredDetector:
             return
         if is_earlier or known.is_as_left(now):
             known.quiet += not is_earlier
+            known.judged = known.judged or known.is_as_left(now)
             known.last = known.last if known.is_watched() else None
             return
         known.quiet = 0
@@ -236,7 +241,7 @@ class WeightsNotRestoredDetector:
         )
         last = writes[-1] if writes else None
         site, operation = (None, None) if last is None else (last.site, last.operation)
-        known.replaced = _Replaced(user_sites()[0], site, operation)
+        known.replaced = _Replaced(user_sites()[0], site, operation, known.judged)
 
     def _begin_step(self, _event: StepStarted) -> Attention | None:
         owned = self._windows.stepped.ids
@@ -260,6 +265,7 @@ class WeightsNotRestoredDetector:
             if known.is_watched() and id(known.parameter()) in owned:
                 known.sequence = self._recorder.state.clock.tick()
                 known.last = known.now()
+                known.judged = False
         return None if self._is_watching() else Attention.ASLEEP
 
     def _is_watching(self) -> bool:
@@ -275,7 +281,7 @@ def _are_same(one: Tensor, other: Tensor) -> bool:
 
 
 def _finding(known: _Followed) -> Finding:
-    running, written, operation = known.first or _Replaced((), None, None)
+    running, written, operation, judged = known.first or _Replaced((), None, None)
     called = running[0] if running else None
     wrote = location_of(written)
     where = wrote or location_of(called)
@@ -286,6 +292,8 @@ def _finding(known: _Followed) -> Finding:
         doubts.append("it was called without recording before each step, as no evaluation is")
     if operation is not None and operation not in _COPIES:
         doubts.append(f"they were changed in place by {operation}(), as pruning does")
+    if judged:
+        doubts.append("the trained weights were evaluated before: another training may begin here")
     return Finding.of(
         catalogue.WEIGHTS_NOT_RESTORED,
         f"`{known.name}` was evaluated with weights that were written after the last "

@@ -119,6 +119,7 @@ def raises_alone(error: BaseException, recording: RecordedCall, words: str) -> F
         f"backward raises where {words}, and not where all inputs do: {one_line(error)}"
         + (f"; raised by {function.__qualname__}.backward" if function else ""),
         detector="verify",
+        severity=Severity.WARNING,  # whoever calls it so is told by torch
         location=error_place(error, function).location,
         hint=_HINT,
         evidence={"variation": "alone", "functions": [f.__qualname__ for f in path.functions]},
