@@ -125,7 +125,7 @@ def _dropped(call: cst.Call, function: FunctionModel) -> Iterator[Violation]:
     if dropped is not None:
         yield Violation(
             call,
-            f"`{dropped.called}(...)` returns a new tensor and changes nothing of "
+            f"`{dropped.called}(...)` returns a new {dropped.made} and changes nothing of "
             f"`{dropped.target}`, and what it returns is dropped",
             Severity.WARNING,
             dropped.hint,

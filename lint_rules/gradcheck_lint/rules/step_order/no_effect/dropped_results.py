@@ -91,11 +91,12 @@ _EXPECTING: Final = re.compile(r"(?i)raises|warns|catch_warnings|suppress|timer|
 
 
 class DroppedResult(NamedTuple):
-    """What is called, what it would have been expected to change, and what to do instead."""
+    """What is called, what it was expected to change, what to do instead, and what it makes."""
 
     called: str
     target: str
     hint: str
+    made: str = "tensor"
 
 
 def dropped_result(call: cst.Call, function: FunctionModel) -> DroppedResult | None:
@@ -112,6 +113,13 @@ def dropped_result(call: cst.Call, function: FunctionModel) -> DroppedResult | N
     elif type(call.func) is cst.Attribute and _is_dropped_method(call, call.func, function):
         method = call.func.attr.value
         target = function.module.code(call.func.value)
+    elif (made := _made_from(call, function)) is not None:
+        return DroppedResult(
+            "from_pretrained",
+            made,
+            f"keep what it makes: `{made} = {made}.from_pretrained(...)`",
+            "module",
+        )
     else:
         applied = _applied(call, function)
         if applied is None or not call.args or not _counts(call, function):
@@ -169,6 +177,18 @@ def _is_trial(node: cst.CSTNode) -> bool:
 def _is_of_no_name(target: cst.BaseAssignTargetExpression, node: cst.CSTNode) -> bool:
     """Return whether a node of a loop's body is not what the loop counts with."""
     return type(node) is not cst.Name or node.value != dotted_name(target)
+
+
+def _made_from(call: cst.Call, function: FunctionModel) -> str | None:
+    """Return the object whose class makes another one, as ``self.embedding.from_pretrained()``."""
+    if type(call.func) is not cst.Attribute or call.func.attr.value != "from_pretrained":
+        return None
+    path = dotted_name(call.func.value)
+    # A class is called so to fetch what it needs, once and for all.
+    if path is None or not call.args or path.rpartition(".")[2][:1].isupper():
+        return None
+    may_be_own = _may_be_own(path, "from_pretrained", function) or not _counts(call, function)
+    return None if may_be_own else path
 
 
 def _applied(call: cst.Call, function: FunctionModel) -> str | None:
