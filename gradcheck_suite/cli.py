@@ -24,6 +24,7 @@ from gradcheck_suite.commands import (
     verify,
 )
 from gradcheck_suite.errors import UsageError
+from gradcheck_suite.reporting import check_report_path
 from gradcheck_suite.reporting.paths import display_path
 
 if TYPE_CHECKING:
@@ -83,6 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    path = getattr(arguments, "output_file", None)
+    if path is not None and "{rank}" not in str(path.parent):
+        check_report_path(path)
     try:
         status: int = arguments.run(arguments)
     except SystemExit as stop:

@@ -39,7 +39,10 @@ def folder_that_has(module: str) -> Path | None:
 
     That is ``src``, or one that the settings of pytest in ``pyproject.toml`` name.
     """
-    file = Path(*module.split("."))
+    parts = module.split(".")
+    if not all(part.isidentifier() for part in parts):
+        return None
+    file = Path(*parts)
     for name in ("src", *_paths_of_pytest()):
         folder = Path(name)
         if (folder / file.with_suffix(".py")).is_file() or (

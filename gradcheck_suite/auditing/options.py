@@ -116,9 +116,7 @@ class AuditOptions:
             )
         for name in self.ignore:
             if catalogue.find(name) is None:
-                near = ", ".join(catalogue.suggest(name))
-                advice = f"did you mean {near}?" if near else "`gradcheck-suite rules` lists all"
-                raise UsageError(f"audit: ignore has {name!r}, which is no mistake; {advice}")
+                raise UsageError(f"audit: ignore has {catalogue.unknown(name)}")
 
     def ignores(self, finding: Finding) -> bool:
         """Return whether a finding is one of those that are not to be told."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from gradcheck_suite._runtime.packages import folder_that_has, module_command, module_of_file
 from gradcheck_suite._runtime.patches import Patches
+from gradcheck_suite._runtime.scripts import refuse_no_script
 from gradcheck_suite.auditing.distributed.rank_reports import RankReports
 from gradcheck_suite.auditing.notebooks import Notebook, read_notebook
 from gradcheck_suite.auditing.options import AuditOptions
@@ -26,6 +27,8 @@ from gradcheck_suite.auditing.output.tracebacks import clean_exception
 from gradcheck_suite.auditing.session import Session
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.findings import Report
+from gradcheck_suite.reporting.paths import display_path
+from gradcheck_suite.reporting.summary import FAILURE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -136,34 +139,39 @@ def audit_script(
         if show_status:
             line = session._show_status()  # noqa: SLF001 - a friend of its
         with _signals(session, on_abrupt_exit, on_request):
-            status = _run(program, main, session)
+            status, failure = _run(program, main, session)
     finally:
         if line is not None:
             line.close()
         patches.restore()
         sys.argv, sys.path[:] = kept_argv, kept_path
         sys.modules["__main__"] = kept_main
-    return _outcome(session, status)
+    return _outcome(session, status, failure and f"{display_path(target)} ended with {failure}")
 
 
-def _outcome(session: Session, status: int) -> ScriptOutcome:
+def _outcome(session: Session, status: int, failure: str | None = None) -> ScriptOutcome:
     ranks = session.ranks if session.ranks.job.look() else None
-    return ScriptOutcome(report=session.report, exit_status=status, ranks=ranks)
+    report = session.report
+    if failure is not None:
+        report = replace(report, summary={**report.summary, FAILURE: failure})
+    return ScriptOutcome(report=report, exit_status=status, ranks=ranks)
 
 
-def _run(program: _Program, main: ModuleType, session: Session) -> int:
+def _run(program: _Program, main: ModuleType, session: Session) -> tuple[int, str | None]:
+    """Run the program; return its exit status, and what it raised, by its type's name."""
     try:
         codes = list(program.compiled())
         with session:
             for code in codes:
                 exec(code, main.__dict__)
     except SystemExit as stop:
-        return _status_of(stop)
+        return _status_of(stop), None
     except BaseException as error:  # noqa: BLE001 - Python would show it and end, so do we
         _show(error, in_cells=isinstance(program.source, Notebook))
         _advise_on_relative_import(error, program)
-        return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED
-    return 0
+        status = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED
+        return status, type(error).__name__
+    return 0, None
 
 
 def _advise_on_relative_import(error: BaseException, program: _Program) -> None:
@@ -282,17 +290,10 @@ def _asked_by(on_abrupt_exit: Callable[[ScriptOutcome], int], outcome: ScriptOut
 
 
 def _find_script(target: str) -> _Program:
+    refuse_no_script(target)
     path = Path(target)
-    if not target:
-        raise UsageError("audit: expected a Python script, or -m MODULE, got ''")
-    if path.is_dir():
-        raise UsageError(f"audit: {target} is a directory; give it a Python script, or -m MODULE")
     try:
         source = path.read_bytes()
-    except FileNotFoundError:
-        raise UsageError(
-            f"audit: there is no file {target}; expected a Python script, or -m MODULE"
-        ) from None
     except OSError as error:
         raise UsageError(f"audit: cannot read {target}: {error.strerror or error}") from error
     file = os.path.abspath(target)  # noqa: PTH100 - Python keeps symlinks in __file__

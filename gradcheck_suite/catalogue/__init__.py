@@ -248,3 +248,14 @@ def suggest(name: str) -> tuple[str, ...]:
     from gradcheck_suite.catalogue.search import nearest  # noqa: PLC0415 - after a slip only
 
     return nearest(name, ENTRIES)
+
+
+def unknown(name: str) -> str:
+    """Say of a name that no mistake has it, and which may have been meant.
+
+    >>> unknown("GSC301")
+    "'GSC301', and no mistake has that code or name; did you mean GCS301?"
+    """
+    near = ", ".join(suggest(name))
+    advice = f"did you mean {near}?" if near else "`gradcheck-suite rules` lists the mistakes"
+    return f"{name!r}, and no mistake has that code or name; {advice}"

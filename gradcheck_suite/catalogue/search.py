@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["nearest"]
 
 _MOST = 5
-_CODE_LIKE = re.compile(r"(?:gcs[-_ ]?)?[\doil]{1,4}|gcs.*", re.IGNORECASE)
+_CODE_LIKE = re.compile(r"(?:[gcs]{3}[-_ ]?)?[\doil]{1,4}|gcs.*", re.IGNORECASE)
 _LOOK_ALIKES = str.maketrans("OIL", "011")
 
 # What a word of the query counts for, by where it is found; a misspelt or inflected word counts
@@ -47,7 +47,7 @@ def nearest(name: str, entries: Sequence[Entry]) -> tuple[str, ...]:
 
 
 def _nearest_codes(name: str, codes: Sequence[str]) -> tuple[str, ...]:
-    digits = re.sub(r"^gcs[-_ ]?", "", name.lower()).upper().translate(_LOOK_ALIKES)
+    digits = re.sub(r"^[gcs]{3}[-_ ]?", "", name.lower()).upper().translate(_LOOK_ALIKES)
     code = f"GCS{digits}"
     if code in codes:
         return (code,)

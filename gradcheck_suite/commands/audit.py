@@ -10,8 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gradcheck_suite import catalogue
 from gradcheck_suite._runtime.exit_codes import CLEAN
+from gradcheck_suite._runtime.scripts import refuse_no_script
 from gradcheck_suite.commands._shared import Subparsers, add_report_options, emit
+from gradcheck_suite.errors import UsageError
 from gradcheck_suite.reporting import OutputFormat, write_report
 from gradcheck_suite.reporting.paths import display_path
 from gradcheck_suite.reporting.silencing import split_names
@@ -128,6 +131,12 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the script, write the report, and return the exit status."""
+    # Before torch is loaded, which takes seconds.
+    if not arguments.module:
+        refuse_no_script(arguments.target)
+    for name in split_names(arguments.ignore):
+        if catalogue.find(name) is None:
+            raise UsageError(f"audit: --ignore has {catalogue.unknown(name)}")
     from gradcheck_suite.auditing.options import options_from  # noqa: PLC0415 - needs torch
     from gradcheck_suite.auditing.script import audit_script  # noqa: PLC0415 - needs torch
 

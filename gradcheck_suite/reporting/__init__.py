@@ -6,14 +6,15 @@ package costs next to nothing, and only the "full" format needs rich.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias, get_args
 
+from gradcheck_suite.errors import UsageError
 from gradcheck_suite.reporting.text import ColorChoice, encodable
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Mapping
 
     from rich.console import RenderableType
@@ -24,6 +25,7 @@ __all__ = [
     "OUTPUT_FORMATS",
     "ColorChoice",
     "OutputFormat",
+    "check_report_path",
     "format_of_file",
     "ledger_to_fragment",
     "report_headline",
@@ -129,6 +131,27 @@ def write_report_file(
             stream=stream,
             color="never" if color == "auto" else color,
         )
+
+
+def check_report_path(path: str | os.PathLike[str]) -> None:
+    """Refuse a path that no report can be written to, before there is one.
+
+    Raises:
+        UsageError: its folder isn't there or can't be written, or it is a folder itself.
+    """
+    path = Path(path)
+    if path.is_dir():
+        reason = "it is a folder"
+    elif not path.parent.is_dir():
+        reason = f"there is no folder {path.parent}"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        reason = f"{path if path.exists() else path.parent} can't be written"
+    else:
+        return
+    raise UsageError(
+        f"cannot write the report to {path}: {reason}. Give --output-file a path in a folder that "
+        "exists and can be written"
+    )
 
 
 def report_to_text(report: Report) -> str:

@@ -31,12 +31,15 @@ _WATCHED = (
 )
 SILENCED = "silenced"
 """The key of a summary that holds how many findings comments or options have kept back."""
+FAILURE = "failure"
+"""The key of a summary that holds what a script that was watched ended with, if that is no good."""
 TRAINING_SEEN = "training_seen"
 """The key of a summary that holds whether an audit had anything to watch."""
 NOT_SHOWN = frozenset(
     {
         "steps_passed_over",
         SILENCED,
+        FAILURE,
         TRAINING_SEEN,
         "rank",
         "world_size",
@@ -61,6 +64,9 @@ def conclusion(report: Report) -> str:
     'gradcheck-suite audit: nothing found (12 steps watched)'
     >>> conclusion(Report(tool="gradcheck-suite audit", summary={"training_seen": False}))
     'gradcheck-suite audit: no training seen: 0 steps, 0 backwards in this process'
+    >>> failed = {"failure": "train.py ended with ValueError", "steps": 49}
+    >>> conclusion(Report(tool="gradcheck-suite audit", summary=failed))
+    'gradcheck-suite audit: train.py ended with ValueError; nothing found (49 steps watched)'
     """
     sentence, remarks = verdict_and_remarks(report)
     return f"{sentence} ({remarks})" if remarks else sentence
@@ -78,6 +84,9 @@ def verdict_and_remarks(report: Report) -> tuple[str, str]:
         sentence = "no training seen: 0 steps, 0 backwards in this process"
     else:
         sentence = "nothing found"
+    failure = report.summary.get(FAILURE)
+    if isinstance(failure, str):
+        sentence = f"{visible(failure)}; {sentence}"
     remarks = [] if report.summary.get(TRAINING_SEEN) is False else _watched(report)
     if report.verdicts:
         remarks.append(f"gradients: {count_verdicts(report)}")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gradcheck_lint.options import build_parser
+from gradcheck_lint.options import NEVER, build_parser
 from gradcheck_lint.output import say, write, write_diff
 from gradcheck_suite._runtime.exit_codes import (
     CLEAN,
@@ -49,6 +49,10 @@ def _run(words: list[str]) -> int:
     if arguments.explain is not None:
         return _explain([arguments.explain, f"--color={arguments.color}"])
     _refuse_contradictions(arguments)
+    if arguments.output_file is not None:
+        from gradcheck_suite.reporting import check_report_path  # noqa: PLC0415 - on demand
+
+        check_report_path(arguments.output_file)
     finder = _finder(arguments)
     settings_for = _adjusted(finder, arguments)
     # The options are checked even if there is no file to apply them to.
@@ -62,7 +66,7 @@ def _run(words: list[str]) -> int:
     if arguments.write_baseline or arguments.add_noqa:
         return _adopt(run, arguments, settings)
     run = _without_known(run, arguments, settings)
-    status = _status(run, Severity(arguments.fail_on or settings.fail_on), arguments)
+    status = _status(run, arguments.fail_on or settings.fail_on, arguments)
     with writing_output():
         _tell(run, arguments, on_stdin=_STDIN in paths)
     return status
@@ -98,14 +102,14 @@ def _refuse_contradictions(arguments: argparse.Namespace) -> None:
         raise UsageError("--isolated reads no configuration, so --config can't be given with it")
 
 
-def _status(run: Run, fail_on: Severity, arguments: argparse.Namespace) -> int:
+def _status(run: Run, fail_on: str, arguments: argparse.Namespace) -> int:
     if run.failures:
         return USAGE
-    if arguments.exit_zero:
+    if arguments.exit_zero or fail_on == NEVER:
         return CLEAN
     if arguments.diff:
         return FINDINGS if any(before != after for _, before, after in run.changes) else CLEAN
-    return FINDINGS if run.report.at_least(fail_on) else CLEAN
+    return FINDINGS if run.report.at_least(Severity(fail_on)) else CLEAN
 
 
 def _tell(run: Run, arguments: argparse.Namespace, *, on_stdin: bool) -> None:

@@ -211,7 +211,7 @@ _KEYS = (
     "fail-on",
     "baseline",
 )
-_SEVERITIES = ("error", "warning", "note")
+_FAIL_ON = ("error", "warning", "note", "never")
 
 
 def _refuse_near_misses(tables: Mapping[str, object], prefix: str, path: Path) -> None:
@@ -280,10 +280,10 @@ def _string(value: object, key: str, path: Path) -> str:
 
 def _severity(value: object, path: Path) -> str:
     text = _string(value, "fail-on", path)
-    if text not in _SEVERITIES:
+    if text not in _FAIL_ON:
         raise UsageError(
-            f"{path}: `fail-on` must be one of {', '.join(_SEVERITIES)}, got {text!r}"
-            f"{_closest(text, _SEVERITIES)}"
+            f"{path}: `fail-on` must be one of {', '.join(_FAIL_ON)}, got {text!r}"
+            f"{_closest(text, _FAIL_ON)}"
         )
     return text
 

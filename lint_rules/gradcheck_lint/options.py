@@ -12,7 +12,8 @@ from gradcheck_suite._version import __version__
 FORMATS: Final = (
     *("full", "concise", "json", "sarif", "github", "gitlab", "junit", "html", "markdown"),
 )
-_SEVERITIES = ("error", "warning", "note")
+NEVER = "never"
+_FAIL_ON = ("error", "warning", "note", NEVER)
 _EPILOG = """\
 other uses:
   gradcheck-lint explain RULE...   what a rule is about, with an example
@@ -146,7 +147,7 @@ def _add_report_options(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--fail-on",
-        choices=_SEVERITIES,
+        choices=_FAIL_ON,
         help="exit with status 1 if a finding is at least this severe (default: error)",
     )
     group.add_argument(

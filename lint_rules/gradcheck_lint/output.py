@@ -25,7 +25,13 @@ def write(report: Report, arguments: argparse.Namespace, stream: TextIO | None =
     """Write the report where the options say, or to ``stream``."""
     output_format = arguments.output_format
     if arguments.output_file is not None:
-        _write_file(report, arguments.output_file, output_format or "concise", arguments.color)
+        _write_file(
+            report,
+            arguments.output_file,
+            output_format or "concise",
+            arguments.color,
+            quiet=arguments.quiet,
+        )
         return
     out: TextIO = sys.stdout if stream is None else stream
     if output_format is None:
@@ -53,7 +59,7 @@ def write_diff(changes: Iterable[tuple[str, bytes, bytes]]) -> None:
         sys.stdout.write(encodable(unified_diff(before, after, path), sys.stdout.encoding))
 
 
-def _write_file(report: Report, path: Path, output_format: str, color: str) -> None:
+def _write_file(report: Report, path: Path, output_format: str, color: str, *, quiet: bool) -> None:
     try:
         with path.open("w", encoding="utf-8", newline="\n") as stream:
             _write_to(stream, report, output_format, "never" if color == "auto" else color)
@@ -63,6 +69,10 @@ def _write_file(report: Report, path: Path, output_format: str, color: str) -> N
             f"cannot write the report to {path}: {error.strerror or error}; it is printed above "
             "instead. Give --output-file a path in a folder that exists and can be written"
         ) from error
+    if report.findings or not quiet:
+        from gradcheck_suite.reporting.summary import conclusion  # noqa: PLC0415 - on demand
+
+        sys.stderr.write(f"{conclusion(report)}; the report is in {path}\n")
 
 
 def _write_to(stream: TextIO, report: Report, output_format: str, color: str) -> None:

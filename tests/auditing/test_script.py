@@ -238,7 +238,7 @@ def package_in_src(tmp_path, monkeypatch):
     return folder
 
 
-@pytest.mark.filterwarnings("default::ImportWarning")
+@pytest.mark.filterwarnings("ignore::ImportWarning")
 def test_a_script_of_a_package_is_said_to_be_run_as_a_module(package_in_src, capfd):
     command = "PYTHONPATH=src gradcheck-suite audit -m ops_that_train.train\n"
     assert audit_script("src/ops_that_train/train.py").exit_status == 1

@@ -100,6 +100,7 @@ def test_the_traceback_comes_first_and_shows_only_the_users_frames(audit):
     assert "modified by an inplace operation" in done.stderr
     assert "train.py:4:" in done.stdout
     assert "GCS103" in done.stdout
+    assert ": train.py ended with RuntimeError; 1 error in train.py (" in done.stdout
 
 
 @pytest.mark.sampled(every=5)

@@ -312,8 +312,38 @@ def test_a_reader_that_leaves_early_does_not_hide_that_there_are_findings(tmp_pa
 def test_a_report_that_cannot_be_written_is_printed_instead(tmp_path):
     file = tmp_path / "script.py"
     file.write_text("import torch\ntorch.ones(1, requires_grad=True).sum().backward()\n")
-    missing = tmp_path / "no" / "folder" / "report.json"
-    done = run("audit", "--output-format", "json", "--output-file", missing, file)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with file.open("a") as script:
+        script.write(f"import os; os.rmdir({str(folder)!r})\n")
+    gone = folder / "report.json"
+    done = run("audit", "--output-format", "json", "--output-file", gone, file)
     assert done.returncode == 2
     assert "gradcheck-suite audit: nothing found" in done.stdout
-    assert f"cannot write the report to {missing}" in done.stderr
+    assert f"cannot write the report to {gone}: No such file or directory" in done.stderr
+
+
+def test_what_nothing_can_be_done_with_is_told_before_torch_is_loaded(
+    tmp_path, monkeypatch, capsys
+):
+    """None of these needs torch, whose import takes seconds."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for name in ("train.py", "check.py", "notes.txt"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "sub").mkdir()
+    target = ["check.py:f", "--inputs", "check.py:f"]
+    for words, said in (
+        (["audit", "trian.py"], "there is no file trian.py; did you mean train.py?"),
+        (["audit", "sub/check.py"], "there is no file sub/check.py; expected a Python script"),
+        (["audit", "note.txt"], "there is no file note.txt; expected a Python script"),
+        (["audit", "."], ". is a directory; give it a Python script, such as train.py, or -m"),
+        (["audit", "sub"], "sub is a directory; give it a Python script, or -m MODULE"),
+        (["audit", "--ignore", "GSC304", "train.py"], "'GSC304', and no mistake has that code"),
+        (["audit", "--ignore", "GSC304", "train.py"], "did you mean GCS304?"),
+        (["audit", "--output-file", "no/r.html", "train.py"], "no/r.html: there is no folder no"),
+        (["verify", *target, "--output-file", "sub"], "the report to sub: it is a folder"),
+        (["localize", *target, "--output-file", "notes.txt/r"], "there is no folder notes.txt"),
+    ):
+        assert cli.main(words) == 2, words
+        assert said in capsys.readouterr().err

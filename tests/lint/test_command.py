@@ -67,7 +67,10 @@ def test_no_files_is_told_and_is_no_failure(command, tmp_path):
         (["--config", "x.toml"], "cannot read the configuration x.toml"),
         (["-", "pkg"], "standard input (-) can't be linted together with files"),
         (["explain", "nothing-like-it"], "nothing-like-it"),
-        (["--output-file", "no/such/folder/out.json"], "cannot write the report to"),
+        (
+            ["--output-file", "no/such/folder/out.json"],
+            "out.json: there is no folder no/such/folder",
+        ),
     ],
 )
 def test_misuse_has_status_2_and_no_traceback(command, project, words, message):
@@ -91,6 +94,7 @@ def test_fail_on_and_exit_zero(command, tmp_path):
     assert "[warning]" in command().stdout
     assert command("--fail-on", "warning").returncode == 1
     assert command("--fail-on", "warning", "--exit-zero").returncode == 0
+    assert command("--fail-on", "never").returncode == 0
 
 
 @pytest.mark.sampled(every=2)
@@ -282,5 +286,7 @@ def test_report_can_be_a_page(command, tmp_path, buggy):
     assert page.returncode == 1
     assert page.stdout.startswith("<!doctype html>")
     assert "GCS301" in page.stdout
-    assert command("--output-format", "html", "--output-file", "r.html").stdout == ""
+    done = command("--output-format", "html", "--output-file", "r.html")
+    assert done.stdout == ""
+    assert done.stderr.endswith("1 error in a.py (1 file checked); the report is in r.html\n")
     assert (tmp_path / "r.html").read_text() == page.stdout

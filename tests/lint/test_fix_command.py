@@ -120,7 +120,7 @@ def test_severity_to_fail_on_can_be_set_for_the_project(command, spare, tmp_path
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('fail-on = "fatal"', "must be one of error, warning, note, got 'fatal'"),
+        ('fail-on = "fatal"', "must be one of error, warning, note, never, got 'fatal'"),
         ("fail-on = 1", "`fail-on` must be a string, got an integer"),
         ('respect-gitignore = "no"', "must be true or false, got a string"),
         ("baseline = []", "`baseline` must be a string, got a list"),
