@@ -70,9 +70,8 @@ def add_subject_options(parser: argparse.ArgumentParser, *, target: str) -> None
     parser.add_argument("target", metavar="FILE.py:TARGET", help=target)
     parser.add_argument(
         "--inputs",
-        required=True,
         metavar="FILE.py:INPUTS",
-        help="a function without arguments that makes the inputs",
+        help="a function without arguments that makes the inputs; always needed",
     )
     parser.add_argument(
         "--seed",
@@ -90,6 +89,13 @@ def load_subject(arguments: argparse.Namespace) -> Subject:
     Raises:
         UsageError: one of the names is wrong, or names something that can't be checked.
     """
+    if arguments.inputs is None:
+        file, _, name = arguments.target.partition(":")
+        raise UsageError(
+            f"{arguments.command} needs --inputs, a function without arguments that makes the "
+            f"inputs, such as: gradcheck-suite {arguments.command} {file}:{name or 'TARGET'} "
+            f"--inputs {file}:make_inputs"
+        )
     from gradcheck_suite.verification.target.random_state import RandomState  # noqa: PLC0415 - needs torch
 
     # The check itself tells of a seed that can be none.
@@ -106,12 +112,10 @@ def load_subject(arguments: argparse.Namespace) -> Subject:
         and type(made[1]) is dict
     ):
         inputs, kwargs = made
-    return Subject(_made_module(target, arguments.target, inputs, kwargs), inputs, kwargs)
+    return Subject(made_module(target, arguments.target, inputs, kwargs), inputs, kwargs)
 
 
-def _made_module(
-    target: Any, name: str, inputs: object, kwargs: dict[str, object] | None
-) -> object:
+def made_module(target: Any, name: str, inputs: object, kwargs: dict[str, object] | None) -> object:
     """Return the module that a factory makes; anything else as it is.
 
     A factory can be called without arguments and returns a module. What takes the inputs as well

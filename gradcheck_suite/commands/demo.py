@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Train a small convolutional network on 1,797 images of handwritten digits with
 a script that holds eight planted mistakes, and tell what each part of
-gradcheck-suite finds in it. The script and its repaired twin are in
-examples/digits.
+gradcheck-suite finds in it: a mistake may be several findings. The script and
+its repaired twin are in examples/digits.
 """
 _EPILOG = """\
 exit status: 0 whatever is found, 1 if --fail-on asks for it and findings are

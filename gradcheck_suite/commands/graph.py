@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from gradcheck_suite._runtime.frames import Owner, owner_of_file
 from gradcheck_suite.commands._shared import Subparsers, add_report_options, emit
-from gradcheck_suite.commands._targets import load_target, made_by, refuse_coroutine
+from gradcheck_suite.commands._targets import (
+    load_target,
+    made_by,
+    made_module,
+    refuse_coroutine,
+)
 from gradcheck_suite.errors import UsageError
 
 if TYPE_CHECKING:
@@ -242,10 +247,7 @@ def _call_of(
 
     target = arguments.target
     if isinstance(function, type) and issubclass(function, Module):
-        raise UsageError(
-            f"{target} is a module class, expected a function, or an instance of it with --inputs; "
-            f"write one, such as: net = {function.__name__}(...)"
-        )
+        function = made_module(function, target, (), None)
     positional: tuple[Any, ...] = ()
     named: dict[str, Any] = {}
     if arguments.inputs is not None:

@@ -52,7 +52,7 @@ def add_parser(subparsers: Subparsers) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("-y", "--yes", action="store_true", help="write without asking")
     how.add_argument("--dry-run", action="store_true", help="show the changes, write nothing")
-    how.add_argument(
+    parser.add_argument(
         "--undo", action="store_true", help="take back what earlier runs wrote in this clone"
     )
     parser.add_argument(
@@ -75,6 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
     for part in arguments.parts:
         if part not in _PARTS:
             raise UsageError(f"init knows no part {part!r}; expected {', '.join(_PARTS)}")
+    if arguments.undo and arguments.dry_run:
+        raise UsageError("--undo takes back what was written, and --dry-run writes nothing")
     repository = find_repository(Path.cwd())
     with writing_output():
         return _undo(repository) if arguments.undo else _set_up(repository, arguments)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.reporting.paths import display_path
 from gradcheck_suite.reporting.source import SourceLines
+from gradcheck_suite.reporting.summary import KNOWN
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,7 +71,7 @@ def without_known(report: Report, earlier: Path) -> Report:
         ) from error
     pairs = zip(report.findings, fingerprints(report), strict=True)
     new = tuple(finding for finding, digest in pairs if digest not in known)
-    counted = {**report.summary, "known": len(report.findings) - len(new)}
+    counted = {**report.summary, KNOWN: len(report.findings) - len(new)}
     return replace(report, findings=new, summary=counted)
 
 

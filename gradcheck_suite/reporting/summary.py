@@ -31,6 +31,8 @@ _WATCHED = (
 )
 SILENCED = "silenced"
 """The key of a summary that holds how many findings comments or options have kept back."""
+KNOWN = "known"
+"""The key of a summary that holds how many findings an earlier report has, which are left out."""
 FAILURE = "failure"
 """The key of a summary that holds what a script that was watched ended with, if that is no good."""
 TRAINING_SEEN = "training_seen"
@@ -39,6 +41,7 @@ NOT_SHOWN = frozenset(
     {
         "steps_passed_over",
         SILENCED,
+        KNOWN,
         FAILURE,
         TRAINING_SEEN,
         "rank",
@@ -64,6 +67,8 @@ def conclusion(report: Report) -> str:
     'gradcheck-suite audit: nothing found (12 steps watched)'
     >>> conclusion(Report(tool="gradcheck-suite audit", summary={"training_seen": False}))
     'gradcheck-suite audit: no training seen: 0 steps, 0 backwards in this process'
+    >>> conclusion(Report(tool="gradcheck-suite audit", summary={"steps": 12, "known": 3}))
+    'gradcheck-suite audit: nothing new found (12 steps watched; 3 known)'
     >>> failed = {"failure": "train.py ended with ValueError", "steps": 49}
     >>> conclusion(Report(tool="gradcheck-suite audit", summary=failed))
     'gradcheck-suite audit: train.py ended with ValueError; nothing found (49 steps watched)'
@@ -75,6 +80,7 @@ def conclusion(report: Report) -> str:
 def verdict_and_remarks(report: Report) -> tuple[str, str]:
     """Return the verdict and what was looked at for it, for pages that have no room for both."""
     found = count_findings(report)
+    known = report.summary.get(KNOWN)
     failed = sum(verdict.status == "fail" for verdict in report.verdicts)
     if found:
         sentence = found + _where(report)
@@ -83,11 +89,13 @@ def verdict_and_remarks(report: Report) -> tuple[str, str]:
     elif report.summary.get(TRAINING_SEEN) is False:
         sentence = "no training seen: 0 steps, 0 backwards in this process"
     else:
-        sentence = "nothing found"
+        sentence = "nothing new found" if known else "nothing found"
     failure = report.summary.get(FAILURE)
     if isinstance(failure, str):
         sentence = f"{visible(failure)}; {sentence}"
     remarks = [] if report.summary.get(TRAINING_SEEN) is False else _watched(report)
+    if isinstance(known, int) and known:
+        remarks.append(f"{known:,} known")
     if report.verdicts:
         remarks.append(f"gradients: {count_verdicts(report)}")
     silenced = report.summary.get(SILENCED)

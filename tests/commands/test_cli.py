@@ -343,6 +343,11 @@ def test_what_nothing_can_be_done_with_is_told_before_torch_is_loaded(
         (["audit", "--ignore", "GSC304", "train.py"], "did you mean GCS304?"),
         (["audit", "--output-file", "no/r.html", "train.py"], "no/r.html: there is no folder no"),
         (["verify", *target, "--output-file", "sub"], "the report to sub: it is a folder"),
+        (
+            ["localize", "check.py:f"],
+            "makes the inputs, such as: gradcheck-suite localize check.py:f --inputs check.py:make",
+        ),
+        (["verify", "check.py"], "verify check.py:TARGET --inputs check.py:make_inputs\n"),
         (["localize", *target, "--output-file", "notes.txt/r"], "there is no folder notes.txt"),
     ):
         assert cli.main(words) == 2, words

@@ -179,6 +179,21 @@ class TestRecorded:
         assert opened == [(tmp_path / "g.html").resolve().as_uri()]
 
 
+class TestModuleClass:
+    def test_one_that_needs_no_arguments_is_made(self, graph):
+        done = graph("model.py:Net", "--inputs", "model.py:inputs")
+        assert "used" in done.stdout
+        assert "unused.weight" in done.stdout
+        assert "error:" not in done.stderr
+
+    def test_one_that_needs_some_is_refused(self, graph, folder):
+        with (folder / "model.py").open("a") as file:
+            file.write("class Wide(Net):\n    def __init__(self, width): super().__init__()\n")
+        done = graph("model.py:Wide", "--inputs", "model.py:inputs")
+        assert done.returncode == 2
+        assert "can't be made without arguments: missing a required argument" in done.stderr
+
+
 class TestRefused:
     @pytest.mark.parametrize(
         ("arguments", "message"),

@@ -441,3 +441,12 @@ def test_a_script_with_relative_imports_is_to_be_run_as_a_module(project, ask):
     (project / "train.py").unlink()
     command = "\n  PYTHONPATH=src gradcheck-suite audit -m ops_of_init.train  what a run"
     assert command in ask("settings", "--yes")[1]
+
+
+def test_undo_asks_nothing_and_takes_a_yes(project, ask):
+    before = everything_in(project)
+    assert ask("settings", "--yes")[0] == 0
+    status, _, said = ask("--undo", "--dry-run")
+    assert (status, "--undo takes back what was written" in said) == (2, True)
+    assert ask("--undo", "--yes")[0] == 0
+    assert everything_in(project) == before

@@ -47,7 +47,7 @@ def _renderer() -> Any:
         raise MissingDependencyError(
             "saving a graph as PNG needs the resvg-py package, which is not installed here; "
             "install it with: pip install 'gradcheck-suite[png]'. "
-            "graph.save('graph.svg') needs nothing"
+            "a name that ends in .svg needs nothing: -o graph.svg, or graph.save('graph.svg')"
         ) from error
 
 
