@@ -18,7 +18,7 @@ from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from gradcheck_lint.model.module import FunctionModel
     from gradcheck_lint.model.scopes import FunctionScope
@@ -54,7 +54,9 @@ class EvalWithGraph(Rule):
                 and (event.loops or _is_evaluation(function))
                 and event.mode in {GradMode.AMBIENT, GradMode.ENABLED}
             ):
-                if _needs_gradients(function, events, event):
+                if _needs_gradients(function, events, event) or (
+                    _forward_differentiates(function, switch.values)
+                ):
                     return
                 receiver = event.receiver if isinstance(event, Forward) else switch.receiver
                 yield Violation(
@@ -311,6 +313,18 @@ def _differentiates(called: FunctionModel) -> bool:
             if isinstance(event, Call) and event.function is not None
         )
     return bool(memo[key])
+
+
+def _forward_differentiates(function: FunctionModel, models: Iterable[Value]) -> bool:
+    """Tell whether one of these may be of a class of the file whose forward uses gradients."""
+    scopes = function.module.scopes
+    for value in models:
+        name = dotted_name(value.node.func) if type(value.node) is cst.Call else None
+        known = None if name is None else scopes.classes.get(name)
+        forward = None if known is None else scopes.method(known, "forward")
+        if forward is not None and _differentiates(function.module.function(forward)):
+            return True
+    return False
 
 
 def _is_gradient_word(node: cst.CSTNode) -> bool:
