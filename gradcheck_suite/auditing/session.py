@@ -651,6 +651,7 @@ class Session:
                 recorder.bus.note_failure(type(detector).__name__, error)
         for report in inside:
             lines.extend(line for line in report.not_covered if line not in _NOT_SEEN)
+        lines.extend(self._comments.remarks)
         failures = recorder.bus.failures
         lines.extend(f"{failure} (a bug in gradcheck-suite)" for failure in failures)
         return lines

@@ -12,12 +12,14 @@ import re
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from gradcheck_suite import catalogue
+from gradcheck_suite.reporting.paths import display_path
 from gradcheck_suite.reporting.source import SourceLines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from gradcheck_suite.findings import Finding
+    from gradcheck_suite.findings import Finding, Location
 
 __all__ = [
     "NOQA",
@@ -89,6 +91,8 @@ class CommentsOfSources:
     def __init__(self) -> None:
         self._sources = SourceLines()
         self._known: dict[tuple[str, int | None], Mapping[int, frozenset[str]]] = {}
+        self.remarks: list[str] = []
+        """What to say of comments that name no mistake, in sources that a finding is in."""
 
     def silence(self, finding: Finding) -> bool:
         """Return whether a comment on a finding's line, or on its statement's ends, names it."""
@@ -98,9 +102,30 @@ class CommentsOfSources:
         source = place.path, place.cell
         names = self._known.get(source)
         if names is None:
-            names = self._known[source] = _names_by_line(self._sources.lines_of(place))
+            lines = self._sources.lines_of(place)
+            names = self._known[source] = _names_by_line(lines)
+            self.remarks.extend(_of_no_mistake(lines, names, place))
         here = names.get(place.line, frozenset())
         return not here.isdisjoint((finding.code.upper(), finding.rule.lower()))
+
+
+_OF_THE_LINTER = frozenset(
+    {"GCS000", "unreadable-file", "GCS001", "unused-suppression", "GCS002", "internal-error"}
+)
+
+
+def _of_no_mistake(
+    lines: Sequence[str], names: Mapping[int, frozenset[str]], place: Location
+) -> Iterator[str]:
+    """Say of each of our own comments which of its names no mistake has."""
+    for line in sorted(names):
+        for match in OWN.finditer(lines[line - 1]):
+            for name in map(folded, split_names(match["list"])):
+                is_known = catalogue.find(name) is not None or name in _OF_THE_LINTER
+                if name in names[line] and not is_known:
+                    cell = "" if place.cell is None else f" of cell {place.cell}"
+                    where = f"{display_path(place.path)}:{line}{cell}"
+                    yield f"the comment at {where} names {catalogue.unknown(name)}"
 
 
 def _names_by_line(lines: Sequence[str]) -> dict[int, frozenset[str]]:

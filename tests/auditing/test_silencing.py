@@ -73,6 +73,26 @@ def test_other_comments_silence_nothing(tmp_path, comment):
     assert _codes(_audited(tmp_path, comment=f"  {comment}")) == ["GCS301"]
 
 
+def test_a_comment_that_names_no_mistake_is_told(tmp_path):
+    for comment, meant in (
+        ("# gradcheck: ignore[GCS3O1]", "names 'GCS3O1', and no mistake has that"),
+        ("# gradcheck: ignore[GCS201, missing-zero-grat]", "did you mean missing-zero-grad"),
+    ):
+        report = _audited(tmp_path, comment=f"  {comment}")
+        assert _codes(report) == ["GCS301"]
+        (said,) = (line for line in report.not_covered if line.startswith("the comment at "))
+        assert "loop.py:11 names " in said
+        assert meant in said
+    for comment in (
+        "# gradcheck: ignore[GCS001, GCS201]",
+        "# noqa: E501, GCS201",
+        "# gradcheck: ignore[GCS301, unused-suppression]",
+    ):
+        text = f"  {comment}\n    '# gradcheck: ignore[GCS3O1]'"
+        report = _audited(tmp_path, comment=text)
+        assert not [line for line in report.not_covered if "comment" in line]
+
+
 def test_a_comment_of_the_next_statement_silences_nothing(tmp_path):
     after = "\n    print()  # gradcheck: ignore[GCS301]"
     assert _codes(_audited(tmp_path, comment=after)) == ["GCS301"]
