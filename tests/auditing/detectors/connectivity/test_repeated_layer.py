@@ -133,3 +133,63 @@ class Recurrent(nn.Module):
 @pytest.mark.parametrize("loop", [one_activation_everywhere, lambda: train(Recurrent())])
 def test_what_is_shared_on_purpose_is_fine(audited, loop):
     assert audited(loop).findings == ()
+
+
+class Coder(nn.Module):
+    """An encoder, and a decoder that may be built from the layers of the encoder."""
+
+    def __init__(self, *, takes_norms):
+        super().__init__()
+        norms = [nn.BatchNorm2d(4), nn.BatchNorm2d(4)]
+        self.encoder = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), norms[0], nn.ReLU())
+        self.pool = nn.MaxPool2d(2)
+        own = norms[0] if takes_norms else norms[1]
+        self.decoder = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), own, nn.ReLU())
+
+    def forward(self, x):
+        return self.decoder(self.pool(self.encoder(x)))
+
+
+class Pyramid(nn.Module):
+    """A head that all levels share, and that has another name as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4))
+        self.parts = nn.ModuleList(self.head)
+
+    def forward(self, x):
+        return self.head(x).mean() + self.head(x[..., ::2, ::2]).mean()
+
+
+class Features(nn.Module):
+    """A body whose layers are called through a second container as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+        self.features = nn.Sequential(*list(self.body)[:-1])
+
+    def forward(self, x):
+        return self.body(x).mean() + self.features(x).mean()
+
+
+def decoder_of_the_encoders_layers():
+    train(Coder(takes_norms=True), torch.randn(3, 1, 8, 8))
+
+
+def test_a_norm_at_two_places(audited, only):
+    finding = only(audited(decoder_of_the_encoders_layers), "GCS412")
+    assert finding.severity is Severity.WARNING
+    assert "one BatchNorm2d of `model` stands in `model.encoder` and in `model.decoder`" in (
+        finding.message
+    )
+    assert "one call of the model gave it maps of 8x8 and of 4x4: its running" in finding.message
+    assert finding.evidence == {"places": ["model.encoder", "model.decoder"], "norms": 1}
+
+
+@pytest.mark.parametrize("make", [lambda: Coder(takes_norms=False), Pyramid, Features])
+def test_norms_that_stand_at_one_place(audited, make):
+    session = audited(lambda: train(make(), torch.randn(3, 1, 8, 8)))
+    assert not session.report.at_least(Severity.WARNING)
+    assert not [each for each in session.findings if each.code == "GCS412"]
