@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import torch
+import torch.utils._python_dispatch
 from torch import nn
 from torch.nn.utils import parametrize
 
