@@ -440,7 +440,7 @@ def page(kept: dict[str, Any]) -> str:
     lines += ["", "## Not covered", ""]
     untried = [each for each in MORE_PYTHONS if not any(_is_of(each, one) for one in outcomes)]
     lines += [
-        f"- torch {NEWEST} on Python {each}: not tried, as there was no such interpreter."
+        f"- torch {NEWEST} on Python {each}: not tried so far, or no interpreter was at hand."
         for each in untried
     ]
     limited = [(each.torch, each.limits) for each in outcomes if each.limits]
