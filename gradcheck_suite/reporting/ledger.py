@@ -56,6 +56,7 @@ def ledger_lines(ledger: Mapping[str, Any]) -> list[LedgerLine]:
     lines += _parameters(ledger)
     lines += _limited([_module(each, ledger) for each in ledger["modules"]], "module")
     lines += _limited(list(map(_backward, ledger["backwards"])), "line that runs backwards")
+    lines += _functions(ledger.get("functions", ()))
     lines += _limited([_loss(each) for each in ledger["losses"]], "loss")
     return lines + _memory(ledger["memory"])
 
@@ -246,6 +247,25 @@ def _backward(facts: Mapping[str, Any]) -> LedgerLine:
         f"{plural(facts['place']['count'], 'time')}, reaching {plural(reached, 'leaf', 'leaves')}"
     )
     return LedgerLine(f"{verb}{where}", told)
+
+
+def _functions(facts: Sequence[Mapping[str, Any]]) -> list[LedgerLine]:
+    """Name the hand-written backwards, which an audit takes to be right."""
+    if not facts:
+        return []
+    named = [
+        each["name"] + ("" if each["location"] is None else f" at {_place(each['location'])}")
+        for each in facts[:_MOST_NAMES]
+    ]
+    more = len(facts) - len(named)
+    named += [f"{number(more)} more"] if more else []
+    return [
+        LedgerLine(
+            plural(len(facts), "hand-written backward"),
+            f"{', '.join(named)}; no audit compares them with finite differences, "
+            "gradcheck-suite verify does",
+        )
+    ]
 
 
 def _loss(facts: Mapping[str, Any]) -> LedgerLine:

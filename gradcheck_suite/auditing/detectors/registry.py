@@ -288,7 +288,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         LossGivenAsGradientDetector(),
         RefusedByTorchDetector(),
         StepRecords(recorder, windows, leaves, names),
-        LedgerObserver(recorder, windows, leaves, losses),
+        LedgerObserver(recorder, windows, leaves, losses, contract),
     )
 
 

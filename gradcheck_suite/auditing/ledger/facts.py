@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BackwardFacts",
+    "FunctionFacts",
     "GroupFacts",
     "Ledger",
     "LossFacts",
@@ -139,6 +140,17 @@ class BackwardFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class FunctionFacts:
+    """A hand-written backward that was differentiated through: its Function, and where it is.
+
+    That it is right, no audit finds out.
+    """
+
+    name: str
+    location: Location | None
+
+
+@dataclass(frozen=True, slots=True)
 class TermFacts:
     """A term of a loss.
 
@@ -186,6 +198,7 @@ class Ledger:
         modules: as above.
         every_call: whether all their calls were looked at; those of the first steps are.
         backwards: as above.
+        functions: as above.
         losses: of those backwards whose loss is a sum.
         memory: of graphs.
     """
@@ -198,6 +211,7 @@ class Ledger:
     modules: tuple[ModuleFacts, ...]
     every_call: bool
     backwards: tuple[BackwardFacts, ...]
+    functions: tuple[FunctionFacts, ...]
     losses: tuple[LossFacts, ...]
     memory: MemoryFacts
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradcheck_suite.auditing.call_sites import CallSite, call_site, location_of
+from gradcheck_suite.auditing.detectors.functions.function_contract import line_in
 from gradcheck_suite.auditing.detectors.reachable_parameters import reachable_graph
 from gradcheck_suite.auditing.events import (
     BackwardStarted,
@@ -30,6 +31,7 @@ from gradcheck_suite.auditing.events import (
 from gradcheck_suite.auditing.instrumentation.modules import FIRST_STEPS as FORWARDS_ARE_TOLD
 from gradcheck_suite.auditing.ledger.facts import (
     BackwardFacts,
+    FunctionFacts,
     GroupFacts,
     Ledger,
     LossFacts,
@@ -51,6 +53,9 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindows
     from gradcheck_suite.auditing.detectors.connectivity.constant_loss_term import (
         ConstantLossTermDetector,
+    )
+    from gradcheck_suite.auditing.detectors.functions.function_contract import (
+        FunctionContractDetector,
     )
     from gradcheck_suite.auditing.detectors.leaf_records import LeafRecord, LeafRecords
     from gradcheck_suite.auditing.events import Subscriptions
@@ -116,11 +121,13 @@ class LedgerObserver:
         windows: AccumulationWindows,
         leaves: LeafRecords,
         losses: ConstantLossTermDetector,
+        functions: FunctionContractDetector,
     ) -> None:
         self._recorder = recorder
         self._windows = windows
         self._leaves = leaves
         self._losses = losses
+        self._functions = functions
         self._optimizers: dict[int, _Optimizer] = {}
         self._modules: dict[int, _Module] = {}
         self._gone_modules: list[_Module] = []
@@ -266,6 +273,10 @@ class LedgerObserver:
                     Place(location_of(site), each.count), accumulates, each.reached, len(told)
                 )
                 for (site, accumulates), each in self._backwards.items()
+            ),
+            functions=tuple(
+                FunctionFacts(each.__name__, line_in(each, "backward", None))
+                for each in self._functions.differentiated
             ),
             losses=tuple(
                 LossFacts(each.backward, tuple(map(_term_facts, each.terms)))

@@ -279,3 +279,36 @@ def test_counts_of_some_steps_say_so(model):
         for line in lines
     )
     assert ledger_title(session.ledger.to_dict()) == "what happened in 40 steps"
+
+
+class Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):  # noqa: ARG004 - torch's
+        return x / 2
+
+    @staticmethod
+    def backward(ctx, grad_output):  # noqa: ARG004 - torch's  # <- here
+        return grad_output / 2
+
+
+class Unused(Halved):
+    pass
+
+
+def test_hand_written_backwards_are_named_as_what_an_audit_does_not_check(model, line_of):
+    with gs.audit(report=False) as session:
+        Halved.apply(model(torch.randn(3, 4))).sum().backward()
+    (function,) = session.ledger.functions
+    assert function.name == "Halved"
+    assert function.location is not None
+    assert function.location.line == line_of(Halved.backward)
+    lines = {each.subject: each.facts for each in ledger_lines(session.ledger.to_dict())}
+    told = lines["1 hand-written backward"]
+    assert told.startswith("Halved at ")
+    assert told.endswith("compares them with finite differences, gradcheck-suite verify does")
+
+
+def test_operations_of_torch_are_no_hand_written_backwards(model):
+    with gs.audit(report=False) as session:
+        model(torch.randn(3, 4)).sum().backward()
+    assert session.ledger.functions == ()

@@ -104,13 +104,18 @@ def _content_of(gradient: Tensor) -> Fingerprint | None:
 
 
 class FunctionContractDetector:
-    """Reports GCS205, GCS502, GCS506 and GCS610."""
+    """Reports GCS205, GCS502, GCS506 and GCS610.
+
+    Attributes:
+        differentiated: the user's Functions in the graphs that were searched.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._searched = 0
         self._cut_short = False
         self._found: dict[object, Finding] = {}
+        self.differentiated: dict[type, None] = {}
 
     def subscriptions(self) -> Subscriptions:
         """Search the first graphs, and see what torch refuses to call."""
@@ -138,6 +143,7 @@ class FunctionContractDetector:
         for node in found.custom:
             function = custom_function_class(node)
             if function is not None and is_the_users(function):
+                self.differentiated[function] = None
                 self.look_at_context(node, function)
                 self._watch(node, function)
         return None
