@@ -426,10 +426,15 @@ class Scope:
             return value
         if seen.kind is Kind.LIVE and (seen.sources or value.kind is not Kind.LIVE):
             return replace(value, kind=Kind.LIVE, cut=None, sources=value.sources | seen.sources)
-        if seen.kind is Kind.PLAIN and value.kind is Kind.LIVE:
+        return self._without_graph(value, made_by) if seen.kind is Kind.PLAIN else value
+
+    def _without_graph(self, value: Value, made_by: ast.expr) -> Value:
+        """Return a value that has no graph, with what has cut it if it may depend on one."""
+        if value.kind is Kind.LIVE:
             cut = value.cut_by(self._cut(made_by, f"`{_callee_text(made_by)}`"))
             return replace(cut, text=value.text, path=value.path, line=value.line)
-        return value
+        made_of_cut = value.kind is Kind.UNKNOWN and value.cut is not None
+        return replace(value, kind=Kind.CUT) if made_of_cut else value
 
     def _thing_as_seen(self, value: Value, seen: Value, made_by: ast.expr) -> Value:
         if seen.items is None or value.items is not None:
@@ -789,7 +794,9 @@ class Scope:
             return replace(result, items=items) if items and not given else result
         if result.kind is Kind.LIVE or inspect.isfunction(function):
             return result
-        return replace(result, kind=Kind.UNKNOWN, cut=None)
+        # Of what is cut off alone, it may make what is: the variable that it is bound to tells.
+        cut = result.cut if result.kind is Kind.CUT else None
+        return replace(result, kind=Kind.UNKNOWN, cut=cut)
 
     def _held(
         self, node: ast.Call, name: str, module: nn.Module, given: list[Value]

@@ -347,3 +347,58 @@ def test_beside_numbers_that_sums_begin_from_a_constant_is_noted(audited, only):
     finding = only(audited(lambda: sums_over_two_horizons(hidden)), "GCS411")
     assert finding.severity is Severity.NOTE
     assert finding.message.startswith("1 of 9 terms of the loss carries no gradient")
+
+
+class Spread(nn.Module):
+    def __init__(self, margin):
+        super().__init__()
+        self.margin = margin
+
+    def forward(self, outputs):
+        return (outputs.var() - self.margin).clamp(min=0.0)
+
+
+def term_of_what_is_cut_off_before():
+    model, optimizer = setup()
+    for x, y in batches(3):
+        out = model(x)
+        values = torch.from_numpy(out.detach().numpy())  # <- cut
+        spread = Spread(0.001)(values)
+        loss = F.mse_loss(out, y) + spread
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def term_of_what_is_kept():
+    model, optimizer = setup()
+    for x, y in batches(3):
+        out = model(x)
+        spread = Spread(0.001)(out)
+        loss = F.mse_loss(out, y) + spread
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def term_of_the_inputs():
+    model, optimizer = setup()
+    for x, y in batches(3):
+        spread = Spread(0.001)(x)
+        loss = F.mse_loss(model(x), y) + spread
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def test_what_nobody_can_look_into_makes_a_constant_of_what_is_cut_off(audited, only, line_of):
+    finding = only(audited(term_of_what_is_cut_off_before), "GCS411")
+    assert finding.severity in (Severity.WARNING, Severity.ERROR)
+    assert finding.message.startswith("`spread` adds to the value of the loss and nothing")
+    assert finding.location.line == line_of(term_of_what_is_cut_off_before, "cut")
+
+
+@pytest.mark.parametrize("loop", [term_of_what_is_kept, term_of_the_inputs])
+def test_what_nobody_can_look_into_is_not_accused_by_itself(audited, loop):
+    found = [each for each in audited(loop).findings if each.severity is not Severity.NOTE]
+    assert found == []
