@@ -107,12 +107,10 @@ def test_a_maker_of_inputs_that_needs_arguments(model, capsys, command):
     assert "internal error" not in said
 
 
-@pytest.mark.parametrize("options", [[], ["--inputs", "model.py:inputs"]])
-def test_a_module_class_in_place_of_a_module(model, capsys, options):
-    assert cli.main(["graph", "model.py:Net", *options]) == 2
-    said = capsys.readouterr().err
-    assert "model.py:Net is a module class" in said
-    assert "write one, such as: net = Net(...)" in said
+def test_a_module_class_is_made_and_needs_inputs_as_a_module_does(model, capsys):
+    assert cli.main(["graph", "model.py:Net"]) == 2
+    assert "or give a module its --inputs" in capsys.readouterr().err
+    assert cli.main(["graph", "model.py:Net", "--inputs", "model.py:inputs"]) == 0
 
 
 def test_a_function_that_returns_no_tensor_is_named(model, capsys):

@@ -194,6 +194,8 @@ class GrowingGraphDetector:
     ) -> _Growing:
         """Describe tensors alike, and be told if a backward goes through the longest graph."""
         longest, steps = max(alike, key=itemgetter(1))
+        # In the order in which they are computed: that of all objects is another in each run.
+        alike.sort(key=lambda pair: _made_as(pair[0]))
         owner = self._owner_of(alike, skip)
         found = _Growing(owner, where or _line_of(owner), steps, len(alike), operation)
         node = node_of(longest)
@@ -233,6 +235,11 @@ class GrowingGraphDetector:
                     seen.add(edge)
                     waiting.append(edge)
         return len(made), len(seen)
+
+
+def _made_as(tensor: Tensor) -> int:
+    node = node_of(tensor)
+    return NO_SEQUENCE_NUMBER if node is None else sequence_number_of(node)
 
 
 def _line_of(owner: Owner | None) -> Location | None:

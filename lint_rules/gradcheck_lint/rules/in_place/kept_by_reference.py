@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from gradcheck_lint.analyses.object_uses import parents_of
 from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.syntax import (
     assigned_pairs,
+    bound_names,
     dotted_name,
     last_word,
     walk,
@@ -38,6 +41,7 @@ class KeptByReference(Rule):
             yield from _kept_in_state(function)
         if "parameters" in function.scope.words:
             yield from _own_references(function)
+            yield from _compared_with_themselves(function)
 
 
 def _shared_states(function: FunctionModel) -> Iterator[Violation]:
@@ -163,6 +167,80 @@ def _own_references(function: FunctionModel) -> Iterator[Violation]:
                         Severity.WARNING,
                         f"make it of `copy.deepcopy({model})`",
                     )
+
+
+def _compared_with_themselves(function: FunctionModel) -> Iterator[Violation]:
+    """Yield the parameters that a model is pulled to, where they are the model's own."""
+    kept: dict[str, tuple[str, cst.CSTNode]] = {}
+    bound: Counter[str] = Counter()
+    owner = function.scope.owner
+    scopes = {function.scope, *(() if owner is None else owner.methods.values())}
+    for node in (each for scope in scopes for each in scope.nodes_of(cst.Assign, cst.AnnAssign)):
+        for target, value in assigned_pairs(node):
+            model, name = _listed_parameters(value), dotted_name(target)
+            bound.update(bound_names(target))
+            if name is not None and ("." in name or node in function.scope.nodes_of(type(node))):
+                kept.pop(name, None)
+                if model is not None:
+                    kept[name] = model, node
+    parents = parents_of(function) if kept else {}
+    for loop in function.scope.nodes_of(cst.For, cst.CompFor) if kept else ():
+        model, name = _pairs_of(loop.iter, kept)
+        names = [*bound_names(loop.target)]
+        if model is None or name is None or bound[model] > 1 or len(names) != len(("its", "kept")):
+            continue
+        body = loop.body if type(loop) is cst.For else parents[id(loop)]
+        if any(_is_difference(each, set(names)) for each in walk(body)):
+            yield Violation(
+                kept[name][1],
+                f"`{name}` holds the parameters of `{model}` themselves, with which they are "
+                "compared: each difference is zero, whatever a step changes",
+                Severity.WARNING,
+                f"keep copies: `[p.detach().clone() for p in {model}.parameters()]`",
+            )
+
+
+def _listed_parameters(value: cst.BaseExpression) -> str | None:
+    """Return whose parameters a list holds: ``list(m.parameters())``, ``[p for p in ...]``."""
+    if type(value) is cst.Call and dotted_name(value.func) in {"list", "tuple"}:
+        return _called_on(value.args[0].value, "parameters") if len(value.args) == 1 else None
+    if type(value) is not cst.ListComp or value.for_in.ifs or value.for_in.inner_for_in:
+        return None
+    item = value.elt
+    while True:
+        if type(item) is cst.Attribute and item.attr.value == "data":
+            item = item.value
+        elif type(item) is cst.Call and type(item.func) is cst.Attribute and not item.args:
+            if item.func.attr.value != "detach":
+                return None
+            item = item.func.value
+        else:
+            break
+    is_itself = dotted_name(item) in [*bound_names(value.for_in.target)]
+    return _called_on(value.for_in.iter, "parameters") if is_itself else None
+
+
+def _pairs_of(
+    node: cst.BaseExpression, kept: dict[str, tuple[str, cst.CSTNode]]
+) -> tuple[str | None, str | None]:
+    """Return the model and the list of ``zip(model.parameters(), list)``, if they are the same."""
+    given = [each.value for each in node.args] if type(node) is cst.Call else []
+    if dotted_name(getattr(node, "func", None)) != "zip":
+        return None, None
+    models = {each for value in given if (each := _called_on(value, "parameters")) is not None}
+    for value in given:
+        name = dotted_name(value)
+        if name in kept and kept[name][0] in models:
+            return kept[name][0], name
+    return None, None
+
+
+def _is_difference(node: cst.CSTNode, names: set[str]) -> bool:
+    """Return whether one of two names is subtracted from the other."""
+    if type(node) is not cst.BinaryOperation or type(node.operator) is not cst.Subtract:
+        return False
+    sides = [(dotted_name(side) or "").partition(".")[0] for side in (node.left, node.right)]
+    return set(sides) == names
 
 
 _REFERENCE: Final = re.compile(r"(?i)(?:^|_)(?:ref|reference|teacher|frozen|ema|old|slow)(?:_|$)")
