@@ -53,6 +53,15 @@ class HookPilesUp(Rule):
         for event in function.events():
             if not isinstance(event, Call) or event.method not in _REGISTERS:
                 continue
+            if (lost := _lost_handle(event.node, function, parents)) is not None:
+                yield Violation(
+                    event.node,
+                    f"`{lost}` is another handle in each iteration, and only the last is removed "
+                    "after the loop: the hooks of the others stay, and pile up with each pass",
+                    Severity.WARNING,
+                    "keep all handles in a list, and call `remove()` of each",
+                )
+                continue
             if _is_guarded(event.node, parents) or _is_removed(event, function, parents):
                 continue
             hooked = _owners(event, function)
@@ -66,6 +75,30 @@ class HookPilesUp(Rule):
                     f"keep what `{event.method}` returns, and call its `remove()` when it is done",
                     () if again is event.node else ((again, "it is registered again from here"),),
                 )
+
+
+def _lost_handle(
+    node: cst.CSTNode, function: FunctionModel, parents: dict[int, cst.CSTNode]
+) -> str | None:
+    """Return the name of a loop's handles, of which ``remove()`` after it gets but the last."""
+    assigned = parents.get(id(node))
+    if type(assigned) is not cst.Assign or len(assigned.targets) != 1:
+        return None
+    name, around = dotted_name(assigned.targets[0].target), parents.get(id(assigned))
+    while around is not None and type(around) is not cst.For:
+        # A test for one module, as of its name, lets one be registered at most.
+        if type(around) is cst.If:
+            return None
+        around = parents.get(id(around))
+    if around is None or name is None:
+        return None
+    inside = [*walk(around.body)]
+    mentions = sum(dotted_name(each) == name for each in inside if type(each) is cst.Name)
+    if mentions > 1 or any(type(each) is cst.Break for each in inside):
+        return None
+    calls = function.scope.nodes_of(cst.Call)
+    removed = any(dotted_name(each.func) == f"{name}.remove" for each in calls)
+    return name if removed else None
 
 
 def _is_guarded(node: cst.CSTNode, parents: dict[int, cst.CSTNode]) -> bool:
