@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-MOST_BYTES = 2_200_000
+MOST_BYTES = 2_300_000
 """The wheel had 2,017,000 bytes in November 2026, nearly all source: this stops what slips in."""
 _OTHER_PLACES = re.compile(
     r"""(?:rev: v|gradcheck-suite@v|gradcheck-suite/raw/v|^ +default: ")(\d+\.\d+\.\d+\w*)""",

@@ -179,7 +179,8 @@ def runner(tmp_path):
 def test_the_action_marks_the_lines_sums_up_and_fails(runner):
     (runner.work / "train.py").write_text(MISTAKEN)
     done = runner()
-    assert (done.returncode, done.stderr) == (1, "")
+    assert done.returncode == 1
+    assert done.stderr.endswith("the report is in gradcheck-lint.sarif\n")
     assert done.stdout.startswith("::error ")
     assert "file=train.py,line=6" in done.stdout
     assert (runner.folder / "output").read_text() == "sarif-file=gradcheck-lint.sarif\n"

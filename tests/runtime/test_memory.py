@@ -186,7 +186,6 @@ _ASKED_ELSEWHERE = {
     "auditing/detectors/step_order/parameter_never_moved.py::_answers": "_look has asked",
     "auditing/detectors/step_order/perturbation_left.py": "what sample_of has copied",
     "auditing/detectors/step_order/weights_not_restored.py": "what sample_of has copied",
-    "auditing/detectors/step_order/weights_set_back.py": "what sample_of has copied",
     "auditing/distributed/step_records.py::_bytes_of": "a fingerprint, which is a copy",
     "auditing/distributed/step_records.py::_plain": "settings of an optimizer",
     "auditing/saved_tensors/pack_hooks.py::_take_fingerprint": (

@@ -30,7 +30,8 @@ def test_each_is_one_finding_under_its_variation(name):
     assert [finding.code for finding in report.findings] == [code]
     (finding,) = report.findings
     assert words in finding.message
-    assert finding.severity is Severity.ERROR
+    # A backward that raises is told by torch, whoever calls it so.
+    assert finding.severity is (Severity.WARNING if name == "unset" else Severity.ERROR)
     assert Path(finding.location.path).parent == Path(__file__).with_name("varied")
     assert finding.evidence["variation"] in VARIATIONS
 
