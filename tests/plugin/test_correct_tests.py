@@ -10,6 +10,9 @@ import pytest
 CORRECT = Path(__file__).parent / "suites" / "correct_idioms.py"
 
 
+# One of them trains in several threads. Torch ends the process where one thread reads a `.grad`
+# while the backward of another fills it (plain torch 2.13 too), and detectors still do so.
+@pytest.mark.flaky(reruns=2)
 @pytest.mark.slow
 def test_correct_tests_pass(run_tests_apart, pytester):
     source = CORRECT.read_text()
