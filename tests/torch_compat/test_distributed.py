@@ -75,6 +75,7 @@ def test_what_is_flattened_or_distributed_is_sharded():
     assert is_sharded(parameter)
 
 
+@pytest.mark.filterwarnings("ignore:DTensor random operators")
 def test_a_rank_has_the_whole_of_a_plain_tensor_and_its_part_of_a_distributed_one():
     plain = torch.ones(2)
     assert part_of_rank(plain) is plain
