@@ -18,7 +18,7 @@ from gradcheck_suite.auditing.call_sites import is_user_code, location_of, user_
 from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from gradcheck_suite.auditing.call_sites import CallSite
 
@@ -28,12 +28,12 @@ __all__ = [
     "Function",
     "Span",
     "asks_for_gradients",
-    "call_before",
     "called_by",
     "function_at",
     "functions_by_name",
     "innermost",
     "line_of_decorator",
+    "line_that_led_to",
     "name_given_at",
     "name_of",
     "only_call_of",
@@ -98,7 +98,7 @@ def only_call_of(place: Location | None) -> Location | None:
     return None if name is None else only_line(f"{name}(", lambda tree: _calls_of(name, tree))
 
 
-def call_before(place: Location | None, running: Iterable[CallSite]) -> Location | None:
+def _call_before(place: Location | None, running: Iterable[CallSite]) -> Location | None:
     """Return the last line, before one that is running, that calls a line's function.
 
     Args:
@@ -115,6 +115,19 @@ def call_before(place: Location | None, running: Iterable[CallSite]) -> Location
         if lines:
             return Location(here.path, max(lines), function=here.function)
     return None
+
+
+def line_that_led_to(site: CallSite | None, running: Sequence[CallSite]) -> Location | None:
+    """Return the line of what runs that led to one that ran before, or that line itself.
+
+    Args:
+        site: the line that ran, as a write.
+        running: the lines that run now, innermost first.
+    """
+    place = location_of(site)
+    if site is None or any(each[0] is site[0] for each in running):
+        return place
+    return _call_before(place, running) or only_call_of(place) or place
 
 
 def _name_to_call(place: Location | None) -> str | None:

@@ -3,7 +3,8 @@
 An average of the weights that autograd records is one: multiplying by a number and adding save
 nothing, so that neither the count of saved tensors nor any backward takes note of it; but each
 step adds nodes to a graph that is never gone through. The numbers of its nodes tell in which steps
-they were made.
+they were made. As each thread has numbers of its own, that alone proves nothing: where a look has
+found such a graph, its newest node is marked, and has to be a part of one at a later look.
 """
 
 from __future__ import annotations
@@ -21,15 +22,20 @@ from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import (
     NO_SEQUENCE_NUMBER,
     next_sequence_number,
+    node_metadata,
     node_of,
     sequence_number_of,
 )
-from gradcheck_suite.auditing.call_sites import location_of, user_files_with
-from gradcheck_suite.auditing.detectors.memory.kept_graphs import CERTAIN, LIKELY
+from gradcheck_suite.auditing.call_sites import location_of
+from gradcheck_suite.auditing.detectors.memory.kept_graphs import (
+    CERTAIN,
+    LIKELY,
+    growth_of_owner,
+    with_any_site,
+)
 from gradcheck_suite.auditing.events import SessionEnded, StepFinished
 from gradcheck_suite.auditing.object_names.heap import SearchEndedError
 from gradcheck_suite.auditing.object_names.referrers import Owner, RunningFrames, owner_of
-from gradcheck_suite.auditing.source_analysis.container_growth import growth_of
 from gradcheck_suite.findings import Finding, Location, Severity
 
 if TYPE_CHECKING:
@@ -48,7 +54,8 @@ __all__ = ["GrowingGraphDetector"]
 
 _FIRST_LOOK = LIKELY + 2
 """Steps after which tensors are looked through: what each of them has computed since the first is
-of more than ``LIKELY`` by then. The next looks come each after four times as many."""
+of more than ``LIKELY`` by then. Where something was found, the next comes a step later; others come
+after four times as many."""
 
 _SHARE = 0.01
 """The part of the run's time that later looks may take. A bound on cost."""
@@ -69,6 +76,9 @@ _MOST_NODES = 50_000
 _MOST_NAMED = 4
 """Tensors of one look whose holder is searched for. A bound on cost: an average has as many tensors
 as the model, all held alike."""
+
+_MARK = "gradcheck_suite.growing"
+"""The key in ``Node.metadata``, a dictionary that lives and dies with the C++ node."""
 
 _ANEW = None, None
 """What nobody writes in place: its name is bound to another tensor in each step."""
@@ -118,6 +128,9 @@ class GrowingGraphDetector:
         self._began = perf_counter()
         self._found: tuple[_Growing, ...] = ()
         self._hooks: list[RemovableHandle] = []
+        # The numbers of the nodes that were marked, and with what.
+        self._marked: set[int] = set()
+        self._token = object()
 
     def subscriptions(self) -> Subscriptions:
         """Take note of steps; look rarely."""
@@ -139,12 +152,13 @@ class GrowingGraphDetector:
                 del self._marks[::2]
                 self._every *= 2
         if self._steps >= self._next:
-            self._next = 4 * self._steps
-            if self._may_look(first=self._steps == _FIRST_LOOK):
+            is_new = not self._marked
+            if self._may_look(first=self._steps <= _FIRST_LOOK + 1):
                 self._look()
+            self._next = self._steps + 1 if is_new and self._marked else 4 * self._steps
 
     def _at_the_end(self, _event: SessionEnded) -> None:
-        if LIKELY < self._steps < _FIRST_LOOK or self._may_look(first=False):
+        if self._marked and self._may_look(first=False):
             self._look()
         self._let_go()
 
@@ -166,9 +180,12 @@ class GrowingGraphDetector:
             node = node_of(tensor)
             if node is None or left <= 0:
                 continue
-            steps, looked = self._steps_under(node, left)
+            steps, looked, grown = self._steps_under(node, left)
             left -= looked
-            if steps >= LIKELY:
+            if steps >= LIKELY and not grown:
+                self._marked.add(sequence_number_of(node))
+                node_metadata(node)[_MARK] = self._token
+            elif steps >= LIKELY:
                 writes = self._recorder.write_log.since(-1, tensor)
                 where = (location_of(writes[-1].site), writes[-1].operation) if writes else _ANEW
                 growing.setdefault(where, []).append((tensor, steps))
@@ -214,12 +231,14 @@ class GrowingGraphDetector:
         finally:
             frames.forget()
 
-    def _steps_under(self, root: Node, most: int) -> tuple[int, int]:
+    def _steps_under(self, root: Node, most: int) -> tuple[int, int, bool]:
         """Return in how many of the steps nodes under ``root`` were made, and how many there are.
 
-        Between two marks that are further apart than one step lies one, at least.
+        Then whether the newest of an earlier look is among them. Between two marks that are further
+        apart than one step lies one, at least.
         """
         marks = self._marks
+        grown = False
         made: set[int] = set()
         seen = {root}
         waiting = [root]
@@ -228,13 +247,15 @@ class GrowingGraphDetector:
             number = sequence_number_of(node)
             if number != NO_SEQUENCE_NUMBER:
                 made.add(bisect.bisect_right(marks, number))
+            if number in self._marked and node is not root:
+                grown = grown or node_metadata(node).get(_MARK) is self._token
             for edge, _ in node.next_functions:
                 if edge is not None and edge not in seen:
                     if len(seen) >= most:
-                        return 0, most
+                        return 0, most, False
                     seen.add(edge)
                     waiting.append(edge)
-        return len(made), len(seen)
+        return len(made), len(seen), grown
 
 
 def _made_as(tensor: Tensor) -> int:
@@ -244,23 +265,7 @@ def _made_as(tensor: Tensor) -> int:
 
 def _line_of(owner: Owner | None) -> Location | None:
     """Return the statement that computes an attribute or a variable from itself."""
-    name = None if owner is None else owner.grows
-    if name is None:
-        return None
-    files = name.files or tuple(user_files_with(name.name))
-    for file in files:
-        sites = growth_of(
-            file,
-            name.name,
-            function=name.function,
-            attribute=name.attribute,
-            classes=name.classes,
-            base=name.base,
-            key=name.key,
-        ).sites
-        if sites:
-            return sites[0]
-    return None
+    return next(iter(with_any_site(growth_of_owner(owner), owner).sites), None)
 
 
 def _finding(growing: _Growing) -> Finding:

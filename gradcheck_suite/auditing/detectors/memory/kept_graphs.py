@@ -39,7 +39,17 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.saved_tensors.graph_lifetime import Generation
     from gradcheck_suite.findings import Location
 
-__all__ = ["CERTAIN", "LIKELY", "Freed", "Graphs", "KeptGraphs", "Unused", "UnusedCalls"]
+__all__ = [
+    "CERTAIN",
+    "LIKELY",
+    "Freed",
+    "Graphs",
+    "KeptGraphs",
+    "Unused",
+    "UnusedCalls",
+    "growth_of_owner",
+    "with_any_site",
+]
 
 CERTAIN = 32
 """The graphs of so many steps in one holder, none ever let go, are a leak while the loop still
@@ -514,7 +524,7 @@ class KeptGraphs:
                 known.count = max(known.count, len(held.generations))
                 continue
             count = max(len(held.generations), suspect.most if alone else 0)
-            growth = _with_any_site(_growth_of(held.owner), held.owner)
+            growth = with_any_site(growth_of_owner(held.owner), held.owner)
             if growth.shrinks and count < LIKELY and held.container not in _ENDLESS:
                 continue  # a small window: nothing speaks for a leak
             hook = None if growth.site is None else hook_around(growth.site, self._recorder.heap)
@@ -563,10 +573,11 @@ def _made_at(growth: Growth, held: HeldGraphs, recorded: Location | None) -> Loc
 
 def _is_certain(held: HeldGraphs) -> bool:
     """Return whether the holder can't let go: as its source says, or because of what it is."""
-    return held.container in _ENDLESS or _growth_of(held.owner).is_endless
+    return held.container in _ENDLESS or growth_of_owner(held.owner).is_endless
 
 
-def _growth_of(owner: Owner | None) -> Growth:
+def growth_of_owner(owner: Owner | None) -> Growth:
+    """Return what the source says of how what bears this name grows."""
     name = None if owner is None else owner.grows
     if name is None:
         return Growth()
@@ -591,7 +602,7 @@ def _growth_of(owner: Owner | None) -> Growth:
     )
 
 
-def _with_any_site(growth: Growth, owner: Owner | None) -> Growth:
+def with_any_site(growth: Growth, owner: Owner | None) -> Growth:
     """Look for the statement that adds to an attribute wherever the program may have it."""
     name = None if owner is None else owner.grows
     if name is None or not name.attribute or growth.sites or growth.adds:

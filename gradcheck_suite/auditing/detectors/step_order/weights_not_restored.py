@@ -33,7 +33,7 @@ from gradcheck_suite.auditing.events import (
     WatchResumed,
 )
 from gradcheck_suite.auditing.object_names.tensor_names import variable_of
-from gradcheck_suite.auditing.source_analysis.source import call_before, only_call_of
+from gradcheck_suite.auditing.source_analysis.source import line_that_led_to
 from gradcheck_suite.auditing.user_modes import ops_are_recorded, without_user_modes
 from gradcheck_suite.findings import Finding
 
@@ -284,9 +284,7 @@ def _finding(known: _Followed) -> Finding:
     running, written, operation, judged = known.first or _Replaced((), None, None)
     called = running[0] if running else None
     wrote = location_of(written)
-    where = wrote or location_of(called)
-    if written is not None and all(site[0] is not written[0] for site in running):
-        where = call_before(wrote, running) or only_call_of(wrote) or where
+    where = line_that_led_to(written, running) or location_of(called)
     doubts = ["it was seen once"] if known.times == 1 else []
     if not (known.switched or known.usual):
         doubts.append("it was called without recording before each step, as no evaluation is")

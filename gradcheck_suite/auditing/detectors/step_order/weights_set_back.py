@@ -31,7 +31,7 @@ from gradcheck_suite.auditing.events import (
     StepStarted,
 )
 from gradcheck_suite.auditing.object_names.optimizers import parameters_of
-from gradcheck_suite.auditing.source_analysis.source import call_before, only_call_of
+from gradcheck_suite.auditing.source_analysis.source import line_that_led_to
 from gradcheck_suite.auditing.user_modes import ops_are_recorded, without_user_modes
 from gradcheck_suite.findings import Finding
 from gradcheck_suite.reporting.text import plural
@@ -174,9 +174,7 @@ class WeightsSetBackDetector:
 def _finding(known: _Followed) -> Finding:
     written, running = known.first or (None, ())
     wrote = location_of(written)
-    where = wrote
-    if written is not None and all(site[0] is not written[0] for site in running):
-        where = call_before(wrote, running) or only_call_of(wrote) or wrote
+    where = line_that_led_to(written, running)
     return Finding.of(
         catalogue.WEIGHTS_NOT_RESTORED,
         f"a weight of {known.kind} was set back to what it had been before the first step, "

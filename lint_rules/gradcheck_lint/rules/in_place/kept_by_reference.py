@@ -171,18 +171,26 @@ def _own_references(function: FunctionModel) -> Iterator[Violation]:
 
 def _compared_with_themselves(function: FunctionModel) -> Iterator[Violation]:
     """Yield the parameters that a model is pulled to, where they are the model's own."""
+    if "zip" not in function.scope.words:
+        return
     kept: dict[str, tuple[str, cst.CSTNode]] = {}
     bound: Counter[str] = Counter()
     owner = function.scope.owner
-    scopes = {function.scope, *(() if owner is None else owner.methods.values())}
-    for node in (each for scope in scopes for each in scope.nodes_of(cst.Assign, cst.AnnAssign)):
-        for target, value in assigned_pairs(node):
-            model, name = _listed_parameters(value), dotted_name(target)
-            bound.update(bound_names(target))
-            if name is not None and ("." in name or node in function.scope.nodes_of(type(node))):
-                kept.pop(name, None)
-                if model is not None:
-                    kept[name] = model, node
+    methods = () if owner is None else owner.methods.values()
+    scopes = dict.fromkeys((*methods, function.scope))
+    pairs = (
+        (scope, node, *pair)
+        for scope in scopes
+        for node in scope.nodes_of(cst.Assign, cst.AnnAssign)
+        for pair in assigned_pairs(node)
+    )
+    for scope, node, target, value in pairs:
+        model, name = _listed_parameters(value), dotted_name(target)
+        bound.update(bound_names(target))
+        if name is not None and ("." in name or scope is function.scope):
+            kept.pop(name, None)
+            if model is not None:
+                kept[name] = model, node
     parents = parents_of(function) if kept else {}
     for loop in function.scope.nodes_of(cst.For, cst.CompFor) if kept else ():
         model, name = _pairs_of(loop.iter, kept)

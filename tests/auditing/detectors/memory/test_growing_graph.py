@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -191,3 +192,22 @@ def test_no_hook_is_left_on_the_graph(audited):
     # A backward after the audit goes through the graph and changes nothing that was told.
     sum(each.sum() for each in shadow.values.values()).backward()
     assert [each.code for each in session.findings] == ["GCS201"]
+
+
+def test_the_graph_of_another_thread_whose_nodes_have_numbers_of_its_own_is_not_told(audited):
+    """Numbers count by thread: one step of one thread may lie across many of another's."""
+    kept = []
+
+    def one_long_graph():
+        value = torch.ones((), requires_grad=True)
+        for _ in range(400):
+            value = value * 1.0
+        kept.append(value)
+
+    def loop():
+        for run in (one_long_graph, lambda: follow(network(), lambda: None)):
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+
+    assert [each for each in audited(loop).findings if each.code == "GCS201"] == []
